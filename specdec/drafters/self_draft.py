@@ -110,6 +110,8 @@ class SelfDrafter(Drafter):
         self._runs.check_unchanged(
             "call generator.refresh(), or make the SelfDrafter and its generator again"
         )
+        if self.visible is not None:
+            _check_visible(self._target, self.visible)  # once more after a refresh
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
@@ -146,7 +148,7 @@ class SelfDrafter(Drafter):
         width, lengths = table.num_slots + 1, text.lengths
         near = Recent(visible.count).slots(lengths, width)
         far = dict.fromkeys(self._shapes, visible.slots(lengths, width))
-        if visible.top and text.num_attended > visible.count:
+        if self.feature_layers and text.num_attended > visible.count:
             far |= self._top_slots(context, width)
         windows = self._target.layer_windows
         table.take(text.cache, {i: far[i] if windows.get(i) is None else near for i in far})

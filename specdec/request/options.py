@@ -141,8 +141,9 @@ def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:
     model = neutral(target.model) if is_neutral else target.model
     warp = {name: given.pop(name) for name in WARPS if name in given}
     said = given.get("do_sample", getattr(given.get("generation_config"), "do_sample", None))
+    several = given.pop("num_return_sequences", None)  # HF asks for do_sample beside it
     config, given = _merged(model.generation_config, given)
-    copies = config.num_return_sequences or 1
+    copies = several or config.num_return_sequences or 1
     rows = copies * len(input_ids)
     target.check_room(rows, input_ids.shape[1])  # before anything is made for each row
     warp = {name: _per_sequence(value, rows, copies) for name, value in warp.items()}
@@ -153,7 +154,7 @@ def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:
             f"do_sample=False is greedy, and temperature={warp['temperature']!r} samples; leave "
             "one of them out"
         )
-    config.do_sample = hot or config.do_sample
+    config.update(do_sample=hot or config.do_sample, num_return_sequences=copies)
     if is_neutral and config.do_sample and config.top_k is None:
         config.top_k = WARPS["top_k"]  # HF takes 50 for one that is not set
     if not config.do_sample:

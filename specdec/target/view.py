@@ -7,6 +7,7 @@ tensors and hooks, so it takes no memory and the model is never touched.
 """
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -46,13 +47,15 @@ def wrap_forward(module: nn.Module, around: Callable) -> None:
 
 _SHARED = {"_parameters", "_buffers", "_non_persistent_buffers_set"}
 """Dictionaries that a module shares with its view, beside those of hooks."""
+_DICTIONARIES = dict, OrderedDict
+"""The latter holds the modules of a list of torch's after `del layers[i]`."""
 
 
 def _is_same(viewed: object, value: object) -> bool:
     """Whether the view of a value is that value, or a copy of a container of the same things."""
     if type(value) in (list, tuple):
         return all(map(_is_same, viewed, value))
-    if type(value) is dict:
+    if type(value) in _DICTIONARIES:
         return all(map(_is_same, viewed.values(), value.values()))
     return viewed is value
 
@@ -73,8 +76,8 @@ class _Viewer:
             return copy.deepcopy(value, self._views)  # which notes down sub-configurations
         if type(value) in (list, tuple):
             return type(value)(self.view(item) for item in value)
-        if type(value) is dict:
-            return {key: self.view(item) for key, item in value.items()}
+        if type(value) in _DICTIONARIES:
+            return type(value)((key, self.view(item)) for key, item in value.items())
         if isinstance(value, type) or not callable(value):
             return value
         if hasattr(value, "_torchdynamo_orig_callable"):  # compiled for the model, not for a view

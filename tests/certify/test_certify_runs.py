@@ -207,6 +207,7 @@ SETTINGS = [
     ("num_samples", [[1]], {"num_samples": 0}),
     ("false_alarm", [[1]], {"false_alarm": 0.0}),
     ("temperature", [[1]], {"settings": [{"temperature": 0.0}]}),
+    ("num_samples=n draws", [[1]], {"settings": [{"top_k": 2}, {"num_return_sequences": 2}]}),
     ("target_bias", [[1]], {"target_bias": 1.0}),
     ("until_sure goes on until target_bias.*pass one", [[1]], {"until_sure": True}),
     ("settings must be a list of options", [[1]], {"settings": {"temperature": 1.0}}),

@@ -192,6 +192,8 @@ def test_what_cannot_be_judged_is_refused():
         sentinel([[1]], [[]], steps=[[]], temperature=1.0)
     with pytest.raises(ValueError, match="greedy texts are not drawn"):
         sentinel([[1]], [[2]], do_sample=False)
+    with pytest.raises(ValueError, match="got 1 prompts and 2 texts; pass the prompt of each"):
+        sentinel([[1]], [[2], [3]], temperature=1.0)
     with pytest.raises(ValueError, match="temperature has different values for different rows"):
         sentinel([[1], [2]], [[2], [3]], temperature=[0.5, 1.0])
     with pytest.raises(ValueError, match="false_alarm"):

@@ -119,7 +119,7 @@ def test_layers_of_a_sliding_window_see_the_last_of_it():
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("name", ["gemma3", "qwen3", "opt"])
+@pytest.mark.parametrize("name", ["gemma3", "qwen3", "opt", "starcoder2"])
 @pytest.mark.parametrize("kind", HIDDEN)
 def test_greedy_text_is_that_of_hf_whatever_is_hidden(kind, name, graphs):
     model = build(name)

@@ -10,7 +10,7 @@ from drafting import perturbed, ragged_prompts
 from torch import nn
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
-from specdec.drafters import Recent, SelfDrafter, Sinks
+from specdec.drafters import Recent, SelfDrafter, Sinks, TopSlots
 from specdec.target.fusion import Fusion
 
 IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
@@ -125,6 +125,18 @@ def test_a_target_that_drafts_for_itself_is_refreshed_with_the_generator(layers)
     again = SpeculativeGenerator(model, SelfDrafter(model, 3, **options))
     assert result.sequences.equal(text_of(model))
     assert drafts_of(result) == drafts_of(again.generate(IDS, MASK, **GREEDY))
+
+
+def test_a_self_drafter_whose_slots_can_no_longer_be_chosen_says_so():
+    """A layer of another model has another configuration, whose attention no view can set."""
+    model = build("llama")
+    generator = SpeculativeGenerator(model, SelfDrafter(model, 3, visible=TopSlots(2) + Recent(2)))
+    model.model.layers[1] = build("llama", seed=5).model.layers[1]
+    generator.refresh()
+    with pytest.raises(ValueError, match="its queries are not known; use Sinks and Recent"):
+        generator.generate(IDS, MASK, **GREEDY)
+    plain = SpeculativeGenerator(model, PromptLookupDrafter(3))
+    assert plain.generate(IDS, MASK, **GREEDY).sequences.equal(text_of(model))
 
 
 def test_a_model_that_can_no_longer_be_decoded_leaves_all_as_it_was():

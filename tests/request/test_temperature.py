@@ -44,6 +44,14 @@ def test_a_temperature_above_zero_samples_with_do_sample_or_without_it(options, 
     assert written(**options) == found
 
 
+@pytest.mark.parametrize("temperature", [0.8, [0.8, 1.3], [0.8, 1.3, 0.7, 0.0]], ids=str)
+def test_a_temperature_above_zero_samples_several_texts_of_a_prompt(temperature):
+    options = {"temperature": temperature, "num_return_sequences": 2}
+    found = written(**options)
+    assert found == written(**options, do_sample=True)
+    assert len({tuple(row) for row in found}) == 4
+
+
 @pytest.mark.parametrize("config", [GREEDY, SAMPLES], ids=["greedy model", "sampling model"])
 @pytest.mark.parametrize("zero", [0, 0.0, [0.0, 0.0]], ids=str)
 def test_temperature_zero_is_greedy_whatever_else_is_said(zero, config, monkeypatch):

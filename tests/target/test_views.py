@@ -34,6 +34,19 @@ def test_a_view_computes_what_the_model_computes_and_shares_its_tensors_only(nam
     assert fingerprint(model) == before
 
 
+def test_layers_that_remain_after_others_were_deleted_are_the_views_own():
+    """Torch then holds a list's modules in an ordered dictionary."""
+    model = build("llama")
+    del model.model.layers[2]
+    model.config.num_hidden_layers = 2
+    view = private_view(model)
+    assert not set(map(id, view.modules())) & set(map(id, model.modules()))
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    text = model.generate(IDS, attention_mask=MASK, **options)
+    found = SpeculativeGenerator(model, PromptLookupDrafter(3)).generate(IDS, MASK, **options)
+    assert found.sequences.equal(text)
+
+
 def test_hooks_that_are_registered_later_and_weights_that_change_are_those_of_both():
     model = build("llama")
     view, calls = private_view(model), []

@@ -241,9 +241,14 @@ class Sentinel:
             options: of `generate`, with which the texts were drawn; the same for all.
 
         Raises:
-            ValueError: the texts are greedy.
+            ValueError: the texts are greedy, or not as many as the prompts.
             CertificateError: sound texts come so far with a chance below `false_alarm`.
         """
+        if len(prompts) != len(texts):
+            raise ValueError(
+                f"got {len(prompts)} prompts and {len(texts)} texts; pass the prompt of each text, "
+                "GenerationResult.prompts for instance"
+            )
         pairs = [(p, t) for p, t in zip(prompts, texts, strict=True) if len(t)]
         if len(pairs) < len(texts) and (steps is not None or scores is not None):
             raise ValueError("a text is empty; leave it out together with its steps and scores")

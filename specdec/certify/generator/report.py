@@ -139,6 +139,11 @@ def certify_generator(
     for each in settings:
         if each.get("temperature") is not None:
             check_number("temperature", each["temperature"], above=0)
+        if each.get("num_return_sequences") not in (None, 1):
+            raise ValueError(
+                "num_samples=n draws n texts of each prompt; pass it instead of "
+                "num_return_sequences"
+            )
     prompts = _token_ids(prompts)
     drafter, sampler = generator.drafter, generator.sampler
     sampling = Sampling(**{name: each for name, each in settings[0].items() if name in WARPS})
