@@ -52,8 +52,8 @@ class RowStep:
     new_tokens: list[int]
     parents: list[int] = FilledIn(lambda step: Numbers(range(-1, len(step.draft_tokens) - 1)))
     path: list[int] = FilledIn(lambda step: Numbers(range(step.num_accepted)))
-    logprobs: list[float] | None = field(default=None, kw_only=True)
-    raw_logprobs: list[float] | None = field(default=None, kw_only=True)
+    logprobs: list[float] | None = None
+    raw_logprobs: list[float] | None = None
 
     @property
     def is_chain(self) -> bool:

@@ -287,7 +287,10 @@ class OutputCollector:
             self._lengths[number] += len(row.new_tokens)
             if self.finish_reasons[number] is not None or number in self._faults:
                 continue
-            tokens = row.new_tokens[: row.num_sound]
+            tree, logprobs = (row.parents, row.path), row.logprobs or ()
+            step = RowStep(row.draft_tokens, row.num_accepted, row.new_tokens, *tree, *logprobs)
+            step.cut(row.num_sound)
+            tokens = step.new_tokens
             self.new_tokens[number] += tokens
             if row.faults:
                 self._faults[number] = self._describe(number, row)
@@ -297,10 +300,6 @@ class OutputCollector:
                 self.finish_reasons[number] = "length"
             if not tokens:
                 continue
-            step = RowStep(row.draft_tokens, row.num_accepted, tokens, row.parents, row.path)
-            if row.logprobs is not None:
-                drawn, raw = map(list, zip(*row.logprobs[: len(tokens)], strict=True))
-                step = replace(step, logprobs=drawn, raw_logprobs=raw)
             records[number] = step
             self.steps[number].append(step)
             for name, table in (scores or {}).items():  # of these tokens, and no others
