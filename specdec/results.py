@@ -342,6 +342,12 @@ class GenerationResult:
         """`[B, M]` what follows the prompts in `sequences`."""
         return self.sequences[:, self.sequences.shape[1] - max(self.lengths, default=0) :]
 
+    @property
+    def texts(self) -> list[list[int]]:
+        """Ids of each row's new tokens, up to its end."""
+        rows = zip(self.new_tokens.tolist(), self.lengths, strict=True)
+        return [ids[:length] for ids, length in rows]
+
     def pieces(self, row: int, tokenizer: Any = None) -> list[tuple[str, str]]:
         """The new text of a row in pieces, each with the origin of its first token.
 
