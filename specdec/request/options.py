@@ -99,8 +99,8 @@ class Options:
             max_length=min(limits),
             padding_id=None if padding_id in eos else padding_id,
             num_sequences=config.num_return_sequences or 1,
-            keeps_scores=bool(config.output_scores),
-            keeps_logits=bool(config.output_logits),
+            keeps_scores=bool(config.return_dict_in_generate and config.output_scores),
+            keeps_logits=bool(config.return_dict_in_generate and config.output_logits),
             tokenizer=tokenizer,
         )
 
@@ -240,8 +240,7 @@ def _merged(own: GenerationConfig, options: dict) -> tuple[GenerationConfig, dic
     given = options.pop("generation_config", None)
     config = GenerationConfig() if given is None else copy.deepcopy(given)
     config.update(**own.to_dict(), defaults_only=True, allow_custom_entries=True)
-    if options.get("output_scores") or options.get("output_logits"):
-        config.return_dict_in_generate = True  # or HF warns that nobody would see them
+    config.return_dict_in_generate = True  # a result holds what HF's record would
     return config, config.update(**options)
 
 
