@@ -85,9 +85,8 @@ class RowStep:
 
     def cut(self, count: int) -> None:
         """Drops all but the first new tokens, of a row that ends after them."""
-        for values in (self.new_tokens, self.logprobs, self.raw_logprobs):
-            if values is not None:
-                del values[count:]
+        for values in (self.new_tokens, self.logprobs or [], self.raw_logprobs or []):
+            del values[count:]
 
     @classmethod
     def from_saved(cls, saved: list) -> RowStep:

@@ -169,10 +169,10 @@ class Generation:
     def scores_of(self, outcome: Outcome) -> Scores:
         """Copies of the logits of the last step that the call wants to keep."""
         options, scores = self.request.options, {}
-        if options.keeps_scores:
+        if options.output_scores:
             own = keep_rows(self.state.warp, list(range(len(self.rows))))  # they come first
             scores["scores"] = own.scores(outcome.logits)
-        if options.keeps_logits:
+        if options.output_logits:
             logits = self._unprocessed if options.processors else outcome.logits
             scores["logits"] = logits.float().clone()
         return scores
@@ -357,7 +357,7 @@ class OutputCollector:
         """`[B, M]` float32 of the steps' new tokens, 0 after a row's end; `None` where nobody asked
         for them.
         """
-        if not self._request.options.keeps_logprobs:
+        if not self._request.options.output_logprobs:
             return None
         rows = [[value for step in row for value in getattr(step, name)] for row in self.steps]
         columns = [torch.tensor(row, dtype=torch.float32) for row in rows]

@@ -184,17 +184,15 @@ def in_evaluation(*parts: nn.Module) -> Iterator[None]:
     """Modules without dropout for a while; afterwards each is as it was before, and each weight is
     trained or not as it was.
     """
-    found = [(module, module.training) for part in parts for module in part.modules()]
-    weights = [(weight, weight.requires_grad) for part in parts for weight in part.parameters()]
+    found = [(module, "training", module.training) for part in parts for module in part.modules()]
+    found += [(w, "requires_grad", w.requires_grad) for part in parts for w in part.parameters()]
     for part in parts:
         part.eval()
     try:
         yield
     finally:
-        for module, was_training in found:
-            module.training = was_training
-        for weight, was_trained in weights:
-            weight.requires_grad = was_trained
+        for owner, name, value in found:
+            setattr(owner, name, value)
 
 
 class Clock(TrainerCallback, ExportableState):
