@@ -393,10 +393,8 @@ class SpeculativeGenerator:
             resolved = Options.from_resolved(
                 logits_processor, criteria, config, call.get("tokenizer")
             )
-            resolved = replace(resolved, keeps_logprobs=output_logprobs)
+            resolved = replace(resolved, output_logprobs=output_logprobs)
             check_hook(self.target, model, call, synced_gpus, model_kwargs)
-            if not config.return_dict_in_generate:  # as in HF, nobody would see them
-                resolved = replace(resolved, keeps_scores=False, keeps_logits=False)
             mask = model_kwargs.get("attention_mask")
             request = Request.from_hook(self.target, input_ids, mask, resolved, seed)
             result = self._generate(request, streamer=streamer)

@@ -113,15 +113,6 @@ def broadcast(values: list[Any]) -> list[Any]:
     return values
 
 
-def of_first(value: float, device: torch.device) -> float:
-    """The number of the first process, in every process."""
-    if not is_distributed():
-        return value
-    found = torch.tensor(value, dtype=torch.float64, device=device)
-    distributed.broadcast(found, src=0)
-    return found.item()
-
-
 def any_of(flag: bool, device: torch.device) -> bool:
     """Whether the flag is set in any process."""
     if not is_distributed():

@@ -52,8 +52,8 @@ class RowStep:
     new_tokens: list[int]
     parents: list[int] = FilledIn(lambda step: Numbers(range(-1, len(step.draft_tokens) - 1)))
     path: list[int] = FilledIn(lambda step: Numbers(range(step.num_accepted)))
-    logprobs: list[float] | None = field(default=None, kw_only=True)
-    raw_logprobs: list[float] | None = field(default=None, kw_only=True)
+    logprobs: list[float] | None = None
+    raw_logprobs: list[float] | None = None
 
     @property
     def is_chain(self) -> bool:
@@ -85,9 +85,8 @@ class RowStep:
 
     def cut(self, count: int) -> None:
         """Drops all but the first new tokens, of a row that ends after them."""
-        for values in (self.new_tokens, self.logprobs, self.raw_logprobs):
-            if values is not None:
-                del values[count:]
+        for values in (self.new_tokens, self.logprobs or [], self.raw_logprobs or []):
+            del values[count:]
 
     @classmethod
     def from_saved(cls, saved: list) -> RowStep:
@@ -341,6 +340,12 @@ class GenerationResult:
     def new_tokens(self) -> Tensor:
         """`[B, M]` what follows the prompts in `sequences`."""
         return self.sequences[:, self.sequences.shape[1] - max(self.lengths, default=0) :]
+
+    @property
+    def texts(self) -> list[list[int]]:
+        """Ids of each row's new tokens, up to its end."""
+        rows = zip(self.new_tokens.tolist(), self.lengths, strict=True)
+        return [ids[:length] for ids, length in rows]
 
     def pieces(self, row: int, tokenizer: Any = None) -> list[tuple[str, str]]:
         """The new text of a row in pieces, each with the origin of its first token.

@@ -15,6 +15,7 @@ from warpers import by_row, huggingface_law, warps
 from specdec.certify.sampler.enumeration import bisect
 from specdec.kernels import draw
 from specdec.samplers import Warp
+from specdec.samplers.warp import logprobs_of
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -152,10 +153,10 @@ def test_log_probabilities_are_those_of_huggingfaces_law(warps, width, vocab, se
     expected[is_greedy] = logits[is_greedy].log_softmax(dim=-1)
     for token in (0, vocab - 1):
         tokens = torch.full((len(warps), width), token)
-        found = warp.logprobs(logits, tokens)
+        found = logprobs_of(tokens, warp.scores(logits))
         torch.testing.assert_close(found, expected[..., token].float(), rtol=1e-5, atol=1e-6)
     scores = warp.scores(logits)
-    assert not warp.is_neutral or torch.equal(scores, logits)
+    assert scores[is_greedy].equal(logits[is_greedy])
     assert scores.data_ptr() != logits.data_ptr()  # who keeps scores keeps no tensor of a step
 
 
@@ -163,5 +164,5 @@ def test_a_kept_token_whose_probability_underflows_keeps_its_score():
     """As in HF, whose top-k keeps three of these."""
     logits = torch.tensor([[0.0, -200.0, -400.0, -600.0]])
     assert Warp(1, top_k=3).scores(logits).tolist() == [[0.0, -200.0, -400.0, -torch.inf]]
-    third = Warp(1, top_k=3).logprobs(logits[:, None], torch.tensor([[2]]))
+    third = logprobs_of(torch.tensor([[2]]), Warp(1, top_k=3).scores(logits[:, None]))
     assert third.tolist() == [[-400.0]]

@@ -70,12 +70,6 @@ _CONVOLUTION = {"taps": "conv_kernel_size", "group": "conv_group_size"}
 """Their keys, by our fields."""
 
 
-def _found(fields: ConfigFields, names: Collection[str], kind: str) -> Names:
-    """The correction of which a file is, or has the tensors; DSpark's if it is none of these."""
-    marked = (c for c in CORRECTIONS[:-1] if c.kind == kind or c.mark in names)
-    return next(marked, MARKOV)
-
-
 def read_correction(
     fields: ConfigFields, names: Collection[str], kind: str
 ) -> tuple[CorrectionConfig | None, Convolution | None]:

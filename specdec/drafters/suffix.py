@@ -39,7 +39,7 @@ NUM_COUNTED = 16
 """Occurrences that are counted of each of the two, the text so far and the memory."""
 
 _NO_KEY = 2**63 - 1
-_FACTOR = 0x9E3779B97F4A7C15  # odd, with bits all over: the golden ratio's
+_FACTOR = 0x9E3779B97F4A7C15 - 2**64  # odd, with bits all over: the golden ratio's
 _PROMPT_FACTOR = 0xBF58476D1CE4E5B9 - 2**64  # another one: keys of n-grams and prompts are added
 
 
@@ -110,14 +110,11 @@ class SuffixDrafter(PromptLookupDrafter):
                 f"max_ngram={max_ngram} times max_tokens={max_tokens} take {needed / 2**30:.1f} "
                 f"GiB, and cpu has {there / 2**30:.1f} GiB in all; make one of them smaller"
             )
-        powers = [pow(_FACTOR, i, 2**64) for i in range(max_ngram)]
-        powers = [power - 2**64 if power >= 2**63 else power for power in powers]
         shape = max_ngram, max_tokens
         tables = {
             "memory": torch.full((max_tokens,), PAD_TOKEN),  # a separator after each text
             "prompts": torch.zeros(max_tokens, dtype=torch.long),
             "_sorted_prompts": torch.zeros(max_tokens, dtype=torch.long),
-            "_powers": torch.tensor(powers),
             "_keys": torch.full(shape, _NO_KEY),  # of the n-grams in row n - 1, ascending
             "_ends": torch.zeros(shape, dtype=torch.long),  # where each of them ends
         }
@@ -166,7 +163,7 @@ class SuffixDrafter(PromptLookupDrafter):
         for i, (text, start) in enumerate(zip(texts, starts, strict=True)):
             start = self._read(f"prompts[{i}]", start)
             memory += start[-self.max_ngram :], self._read(f"texts[{i}]", text), end
-            keys += [_keys_of_starts(start[None])[0, -1:].expand(sum(map(len, memory[-3:])))]
+            keys += [_keys_of_starts(start)[-1:].expand(sum(map(len, memory[-3:])))]
         self._fill(torch.cat(memory), torch.cat(keys))
 
     def _read(self, what: str, text: Any) -> Tensor:
@@ -220,15 +217,9 @@ class SuffixDrafter(PromptLookupDrafter):
         self._has_prompts = bool(self.prompts.any())
         windows = F.pad(self.memory, (longest - 1, 0), value=PAD_TOKEN).unfold(0, longest, 1)
         is_followed = F.pad(self.memory[1:], (0, 1), value=PAD_TOKEN) >= 0
-        keys = self._hash(windows) + self.prompts[:, None]
+        keys = _keys(windows.flip(-1), _FACTOR) + self.prompts[:, None]
         keys = keys.masked_fill(~is_followed[:, None], _NO_KEY)
         torch.sort(keys.T, dim=1, stable=True, out=(self._keys, self._ends))
-
-    def _hash(self, windows: Tensor) -> Tensor:
-        """Keys of the last 1, 2, ... tokens of windows `[..., max_ngram]`, of the same shape. Two
-        n-grams of one key, a chance of about 1e-19, make a wrong guess, no wrong text.
-        """
-        return (windows.flip(-1) * self._powers).cumsum(-1)
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Refuses a memory on another device, or of another tokenizer where its ids show that."""
@@ -277,7 +268,7 @@ class SuffixDrafter(PromptLookupDrafter):
         """The same of the memory. An n-gram that is there has all its ends there, so the lengths
         that are found are 1, 2, ..., n.
         """
-        keys = self._hash(last_tokens(text, length, self.max_ngram))
+        keys = _keys(last_tokens(text, length, self.max_ngram).flip(-1), _FACTOR)
         if self._has_prompts:
             keys = keys + self._prompts_of(text, length)
         keys = keys.T.contiguous()  # [n, B]
@@ -304,6 +295,13 @@ class SuffixDrafter(PromptLookupDrafter):
 
 
 def _keys_of_starts(text: Tensor) -> Tensor:
-    """`[B, T + 1]`: keys of the first 0, 1, ..., T tokens of texts `[B, T]`; 0 is that of none."""
-    powers = torch.full_like(text[0], _PROMPT_FACTOR).cumprod(0)
-    return F.pad(((text + 1) * powers).cumsum(1), (1, 0))
+    """`[..., T + 1]`: keys of the first 0, 1, ..., T tokens of texts `[..., T]`; 0 is of none."""
+    return F.pad(_keys(text + 1, _PROMPT_FACTOR), (1, 0))
+
+
+def _keys(tokens: Tensor, factor: int) -> Tensor:
+    """Keys of the first 1, 2, ... of tokens `[..., T]`, of the same shape. Two beginnings of one
+    key, a chance of about 1e-19, make a wrong guess, no wrong text.
+    """
+    powers = tokens.new_full(tokens.shape[-1:], factor).cumprod(0)
+    return (tokens * powers).cumsum(-1)

@@ -319,9 +319,7 @@ def _run(
             raise ValueError(f"prompt {names}: {error}{hint}") from error
         seconds.append(taken)
         if sentinel is not None:
-            pairs = zip(result.new_tokens.tolist(), result.lengths, strict=True)
-            texts = [tokens[:length] for tokens, length in pairs]
-            sentinel(kept, texts, steps=result.steps, **options)
+            sentinel(kept, result.texts, steps=result.steps, **options)
         for b, row in enumerate(rows):
             evaluated = EvaluatedRow(
                 prompt=row.prompt.id,

@@ -20,16 +20,14 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from specdec.arguments import check_integer, check_number
 from specdec.evaluation.prompts import Prompt, as_prompts, template_reads
 from specdec.generator import SpeculativeGenerator
-from specdec.request.call import read_options
+from specdec.request.call import OUTPUTS, read_options
 from specdec.settings import fingerprint, plain
 
 _OWN = {
     "num_return_sequences": "samples=n takes n texts of each prompt",
     "streamer": "generator.stream shows text while it is written",
     "trace": "generator.generate(..., trace=True) returns one",
-    "output_scores": "generator.generate returns them",
-    "output_logits": "generator.generate returns them",
-    "output_logprobs": "generator.generate returns them",
+    **dict.fromkeys(OUTPUTS, "generator.generate returns them"),
 }
 """Options of `generate` that would change or lose what is measured, and what to do instead."""
 

@@ -10,7 +10,6 @@ models in a table of its own and loads no others, so this command adds one and h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -75,30 +74,26 @@ class SpeculativeLM:
 
     def _decode(self, *inputs: Any, stopping_criteria: StoppingCriteriaList, **options: Any) -> Any:
         """HF's decoding hook; see `SpeculativeGenerator.__call__`."""
-        theirs = [c for c in stopping_criteria if hasattr(c, "done_tracker")]
-        others = [c for c in stopping_criteria if not hasattr(c, "done_tracker")]
-        criteria = StoppingCriteriaList([*others, EachRowEnds(theirs)])
-        return self.generator(*inputs, stopping_criteria=criteria, **options)
+        criteria = [EachRowEnds(c) if hasattr(c, "done_tracker") else c for c in stopping_criteria]
+        return self.generator(*inputs, stopping_criteria=StoppingCriteriaList(criteria), **options)
 
 
 class EachRowEnds(StoppingCriteria):
-    """lm-eval's stop sequences, row by row. Its own criteria look at the new tokens alone, and end
-    a batch when every row has met one and the same sequence; until then rows write text that
-    lm-eval cuts off.
+    """A stop sequence of lm-eval's, row by row. Its own criterion looks at the new tokens alone,
+    and ends a batch when every row has met the sequence; until then rows write text that lm-eval
+    cuts off.
 
     Args:
-        criteria: `MultiTokenEOSCriteria` of lm-eval's, which note the rows that have met theirs.
+        criterion: lm-eval's `MultiTokenEOSCriteria`, which notes the rows that have met it.
     """
 
-    def __init__(self, criteria: Sequence[StoppingCriteria]):
-        self.criteria = criteria
+    def __init__(self, criterion: StoppingCriteria):
+        self.criterion = criterion
 
     def __call__(self, input_ids: Tensor, scores: Any, **options: Any) -> Tensor:
-        """`[B]` bool: rows that have met one of the sequences."""
-        for criterion in self.criteria:
-            criterion(input_ids, scores, **options)
-        notes = [criterion.done_tracker for criterion in self.criteria]
-        return torch.tensor(notes, dtype=torch.bool).any(dim=0).to(input_ids.device)
+        """`[B]` bool: rows that have met the sequence."""
+        self.criterion(input_ids, scores, **options)
+        return torch.tensor(self.criterion.done_tracker, device=input_ids.device)
 
 
 def model_type() -> type:

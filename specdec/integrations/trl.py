@@ -18,7 +18,7 @@ from specdec.drafters import Drafter, SuffixDrafter
 from specdec.generator import SpeculativeGenerator
 from specdec.samplers import Sampler
 from specdec.target import Target
-from specdec.training.callbacks import MemoryCallback
+from specdec.training.callbacks import MemoryCallback, in_evaluation
 
 _OTHER_WAYS = {
     "use_vllm": "use_vllm=False",
@@ -103,11 +103,7 @@ class Rollouts:
             what seeds have written must not be drafted for them.
     """
 
-    __slots__ = (
-        "generator",
-        "memories",
-        "plain",
-    )  # without a __dict__ private views of the model pass it by
+    __slots__ = ("generator", "memories", "plain")  # a private view passes by what has no __dict__
 
     def __init__(
         self,
@@ -119,14 +115,8 @@ class Rollouts:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """As HF's; `seed=` may be passed as well."""
-        training = [m for m in self.generator.target.model.modules() if m.training]
-        for module in training:
-            module.training = False
-        try:
+        with in_evaluation(self.generator.target.model):
             return self.plain(*args, **{"custom_generate": self.decode} | options)
-        finally:
-            for module in training:
-                module.training = True
 
     def decode(
         self, *inputs: Any, stop_strings: Any = None, seed: Any = None, **options: Any
@@ -139,6 +129,5 @@ class Rollouts:
         found = self.generator(*inputs, stop_strings=stop_strings, seed=seed, **options)
         result = self.generator.last_result
         for drafter in memories:
-            texts = zip(result.new_tokens, result.lengths, strict=True)
-            drafter.remember([row[:length] for row, length in texts], result.prompts)
+            drafter.remember(result.texts, result.prompts)
         return found

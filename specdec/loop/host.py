@@ -169,10 +169,10 @@ class Generation:
     def scores_of(self, outcome: Outcome) -> Scores:
         """Copies of the logits of the last step that the call wants to keep."""
         options, scores = self.request.options, {}
-        if options.keeps_scores:
+        if options.output_scores:
             own = keep_rows(self.state.warp, list(range(len(self.rows))))  # they come first
             scores["scores"] = own.scores(outcome.logits)
-        if options.keeps_logits:
+        if options.output_logits:
             logits = self._unprocessed if options.processors else outcome.logits
             scores["logits"] = logits.float().clone()
         return scores
@@ -287,7 +287,10 @@ class OutputCollector:
             self._lengths[number] += len(row.new_tokens)
             if self.finish_reasons[number] is not None or number in self._faults:
                 continue
-            tokens = row.new_tokens[: row.num_sound]
+            tree, logprobs = (row.parents, row.path), row.logprobs or ()
+            step = RowStep(row.draft_tokens, row.num_accepted, row.new_tokens, *tree, *logprobs)
+            step.cut(row.num_sound)
+            tokens = step.new_tokens
             self.new_tokens[number] += tokens
             if row.faults:
                 self._faults[number] = self._describe(number, row)
@@ -297,10 +300,6 @@ class OutputCollector:
                 self.finish_reasons[number] = "length"
             if not tokens:
                 continue
-            step = RowStep(row.draft_tokens, row.num_accepted, tokens, row.parents, row.path)
-            if row.logprobs is not None:
-                drawn, raw = map(list, zip(*row.logprobs[: len(tokens)], strict=True))
-                step = replace(step, logprobs=drawn, raw_logprobs=raw)
             records[number] = step
             self.steps[number].append(step)
             for name, table in (scores or {}).items():  # of these tokens, and no others
@@ -358,7 +357,7 @@ class OutputCollector:
         """`[B, M]` float32 of the steps' new tokens, 0 after a row's end; `None` where nobody asked
         for them.
         """
-        if not self._request.options.keeps_logprobs:
+        if not self._request.options.output_logprobs:
             return None
         rows = [[value for step in row for value in getattr(step, name)] for row in self.steps]
         columns = [torch.tensor(row, dtype=torch.float32) for row in rows]

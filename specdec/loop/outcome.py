@@ -225,9 +225,8 @@ class Outcome:
             replayed, all these tensors are overwritten by the next step.
         record: everything that the host needs of it. The next step writes into the same table.
         vocab_size: V.
-        logprobs: `[B, D + 1, 2]` float32 of the emitted tokens, where the call asked for them: as
-            they were drawn (`Warp.logprobs` of `logits`), and by the softmax of the target's logits
-            before processors.
+        logprobs: `[B, 2, D + 1]` float32 of the emitted tokens, where the call asked for them: as
+            they were drawn, and by the softmax of the target's logits before processors.
     """
 
     draft: Draft
@@ -320,9 +319,9 @@ class PendingOutcome:
             RowOutcome(
                 *(said[:new], ids[:valid], accepted, bool(ends), fault, sound, said, ids),
                 *((None, None) if step.is_chain else (above[:valid], path[1 : accepted + 1])),
-                pairs and pairs[:new],
+                own and [of_row[:new] for of_row in own],
             )
-            for new, valid, accepted, ends, fault, sound, said, ids, above, path, pairs in zip(
+            for new, valid, accepted, ends, fault, sound, said, ids, above, path, own in zip(
                 *[column.tolist() for column in columns], logprobs, strict=True
             )
         ]
@@ -332,8 +331,8 @@ class RowOutcome(NamedTuple):
     """One row of an outcome, as plain Python values; `faults` is a sum of `Fault` values,
     `num_sound` the number of new tokens before the first fault, `emitted` and `drafted` are D + 1
     and K tokens as sampler and drafter returned them. `parents` and `path` are those of a
-    `RowStep`, which leaves them out for a chain. `logprobs` are the two of each new token
-    (`Outcome.logprobs`).
+    `RowStep`, which leaves them out for a chain. `logprobs` are both rows of `Outcome.logprobs`, of
+    the new tokens.
     """
 
     new_tokens: list[int]

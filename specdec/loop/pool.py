@@ -193,7 +193,7 @@ def signature_of(parts: Parts, request: Request, captures: bool) -> Signature:
         wants_probs=options.draft_probs and parts.sampler.uses_draft_probs,
         is_captured=captures,
         row_inputs=tuple((n, x.shape[1:], x.dtype) for n, x in request.row_inputs.items()),
-        wants_logprobs=options.keeps_logprobs,
+        wants_logprobs=options.output_logprobs,
     )
 
 

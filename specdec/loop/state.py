@@ -8,13 +8,14 @@ feature width.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec.drafters.base import Drafter, check_state
-from specdec.graphs.tree import copy_from_host, copy_into, fill, shared
+from specdec.graphs.tree import copy_from_host, copy_into, fill, map_tensors, shared
 from specdec.loop.outcome import Record
 from specdec.request.call import Request
 from specdec.samplers import Noise, Sampler, Warp
@@ -242,7 +243,7 @@ class StepState:
         follow.
         """
         rows, depth, target = signature.batch_size, signature.depth, parts.target
-        device, drafter = target.device, parts.drafter
+        device, drafter, request = target.device, parts.drafter, request.filled_to(rows)
         sizes = {"vocab_size": target.vocab_size, "device": device}
         drafter_state = check_state(drafter, rows, num_slots, **sizes)
         features = None
@@ -254,7 +255,7 @@ class StepState:
             signature=signature,
             vocab_size=target.vocab_size,
             buffer=TokenBuffer(rows, num_slots, depth=depth, **sizes),
-            warp=Warp(rows, device=device, **request.filled_to(rows).options.warp),
+            warp=Warp(rows, device=device, **request.options.warp),
             noise=parts.sampler.noise_type([0] * rows, device=device),
             cache=target.init_cache(rows, num_slots, max_window=drafter.num_draft_tokens + 1),
             drafter_state=drafter_state,
@@ -262,10 +263,7 @@ class StepState:
             record=Record.allocate(rows, *signature[1:3], device=device),
             all_valid=torch.full((rows,), signature.num_draft_tokens, **integers),
             no_faults=torch.zeros(rows, **integers),
-            row_inputs={
-                name: torch.zeros_like(value, device=device)
-                for name, value in request.filled_to(rows).row_inputs.items()
-            },
+            row_inputs=map_tensors(partial(torch.zeros_like, device=device), request.row_inputs),
             chunk_start=torch.zeros((), **integers),
         )
 

@@ -150,14 +150,12 @@ def _logprobs(
     """See `Outcome.logprobs`. The j-th emitted token follows row j of the window, of a tree row
     `path[:, j]`; numbers of columns that hold no token are without meaning.
     """
-    tokens, is_edited = verdict.tokens.clamp(0, state.vocab_size - 1), logits is not raw
+    tokens = verdict.tokens.clamp(0, state.vocab_size - 1)
     if not draft.is_chain:
         rows = verdict.path.clamp(0, raw.shape[1] - 1)
-        raw, logits = take_rows(raw, rows), take_rows(logits, rows) if is_edited else None
-    own = drawn = logprobs_of(tokens, raw)
-    if is_edited or not state.warp.is_neutral:
-        drawn = state.warp.logprobs(logits if is_edited else raw, tokens)
-    return torch.stack([drawn, own], dim=-1)
+        raw, logits = take_rows(raw, rows), take_rows(logits, rows)
+    both = state.warp.scores(logits), raw
+    return torch.stack([logprobs_of(tokens, scores) for scores in both], dim=1)
 
 
 def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | None) -> None:

@@ -139,8 +139,8 @@ _LEAST = {
     "min_new_tokens": 0,
     "num_draft_tokens": 0,
 }
-_OUTPUTS = {"output_scores", "output_logits", "output_logprobs"}
-_FLAGS = {"do_sample", "neutral", "draft_probs"} | _OUTPUTS
+OUTPUTS = {"output_scores", "output_logits", "output_logprobs"}
+_FLAGS = {"do_sample", "neutral", "draft_probs"} | OUTPUTS
 
 
 @dataclass(frozen=True, eq=False)

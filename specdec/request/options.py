@@ -63,9 +63,9 @@ class Options:
     draft_probs: bool = True
     num_draft_tokens: int | None = None  # of each step; `None` for the drafter's own K
     num_sequences: int = 1  # rows of each prompt
-    keeps_scores: bool = False
-    keeps_logits: bool = False
-    keeps_logprobs: bool = False
+    output_scores: bool = False
+    output_logits: bool = False
+    output_logprobs: bool = False
     tokenizer: PreTrainedTokenizerBase | None = None
 
     @classmethod
@@ -99,8 +99,8 @@ class Options:
             max_length=min(limits),
             padding_id=None if padding_id in eos else padding_id,
             num_sequences=config.num_return_sequences or 1,
-            keeps_scores=bool(config.output_scores),
-            keeps_logits=bool(config.output_logits),
+            output_scores=bool(config.return_dict_in_generate and config.output_scores),
+            output_logits=bool(config.return_dict_in_generate and config.output_logits),
             tokenizer=tokenizer,
         )
 
@@ -134,9 +134,8 @@ def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:
     `GenerateOptions`, checked, none of which is `None`.
     """
     given = dict(given)
-    own = {name: given.pop(name) for name in ("draft_probs", "num_draft_tokens") if name in given}
-    if given.pop("output_logprobs", False):
-        own["keeps_logprobs"] = True
+    names = "draft_probs", "num_draft_tokens", "output_logprobs"
+    own = {name: given.pop(name) for name in names if name in given}
     is_neutral = given.pop("neutral", False)
     model = neutral(target.model) if is_neutral else target.model
     warp = {name: given.pop(name) for name in WARPS if name in given}
@@ -241,8 +240,7 @@ def _merged(own: GenerationConfig, options: dict) -> tuple[GenerationConfig, dic
     given = options.pop("generation_config", None)
     config = GenerationConfig() if given is None else copy.deepcopy(given)
     config.update(**own.to_dict(), defaults_only=True, allow_custom_entries=True)
-    if options.get("output_scores") or options.get("output_logits"):
-        config.return_dict_in_generate = True  # or HF warns that nobody would see them
+    config.return_dict_in_generate = True  # a result holds what HF's record would
     return config, config.update(**options)
 
 

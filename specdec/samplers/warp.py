@@ -143,22 +143,6 @@ class Warp:
             scores = torch.where(is_greedy, logits.to(scores.dtype), scores)
         return scores.clone() if scores is logits else scores
 
-    def logprobs(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """`[B, N]` float32: log-probabilities of tokens `[B, N]` by the softmax of the `scores` of
-        logits `[B, N, V]`.
-
-        Example:
-            >>> logits = torch.tensor([[[0.0, 1.0, 2.0]]])
-            >>> Warp(1, temperature=0.5, top_k=2).logprobs(logits, torch.tensor([[1]]))
-            tensor([[-2.1269]])
-        """
-        return logprobs_of(tokens, self.scores(logits))
-
-    @property
-    def is_neutral(self) -> bool:
-        """Scores are the logits themselves."""
-        return self._temperature is None and (self.is_greedy or not self._truncates)
-
     @property
     def signature(self) -> tuple:
         """Which values are in use: all that decides which operations the warp runs."""
@@ -220,8 +204,13 @@ class Warp:
 
 
 def logprobs_of(tokens: Tensor, logits: Tensor) -> Tensor:
-    """`[B, N]` float32: log-probabilities of tokens `[B, N]` by the softmax of logits `[B, N, V]`,
-    which is computed in at least float32.
+    """`[B, N]` float32: log-probabilities of tokens `[B, N]` by the softmax of logits or scores
+    `[B, N, V]`, which is computed in at least float32.
+
+    Example:
+        >>> scores = Warp(1, temperature=0.5, top_k=2).scores(torch.tensor([[[0.0, 1.0, 2.0]]]))
+        >>> logprobs_of(torch.tensor([[1]]), scores)
+        tensor([[-2.1269]])
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)
     of_all = logits.log_softmax(dim=-1, dtype=dtype)

@@ -27,7 +27,7 @@ from specdec.target.mixers import WatchedCache, closing_gates
 from specdec.target.route import Choices, Route
 from specdec.target.self_test import compare, trial_texts
 from specdec.target.views import open_view
-from specdec.target.wrappers import adapters_of, refuse_joint_quantisation, replaced_forwards
+from specdec.target.wrappers import refuse_joint_quantisation, replaced_forwards, structure
 
 _KNOWN: WeakKeyDictionary[PreTrainedModel, dict[bool, tuple]] = WeakKeyDictionary()
 """Of each model that was tried: (description, route), without and with `fuse`."""
@@ -207,7 +207,7 @@ def description(model: PreTrainedModel) -> tuple:
     names = {c._attn_implementation for c in configs.values() if isinstance(c, PreTrainedConfig)}
     functions = {n: _weakly(ALL_ATTENTION_FUNCTIONS.get(n)) for n in (*names, ATTENTION)}
     tensors = [(t.dtype, t.device, t.shape) for t in (*model.parameters(), *model.buffers())]
-    return modules, values, functions, adapters_of(model), tensors
+    return modules, values, functions, structure(model)[1], tensors
 
 
 def _values(config: object) -> object:

@@ -333,8 +333,7 @@ class Target(SlotModel):
         *,
         offset: int | Tensor,
         num_attended: int | None = None,
-        position_offset: Tensor | None = None,
-        adapter: Tensor | None = None,
+        **row_inputs: Tensor,
     ) -> Tensor | None:
         """Reads one chunk of the prompts; rows shorter than the chunk write nothing.
 
@@ -349,7 +348,7 @@ class Target(SlotModel):
             offset: position of the chunk's first token; a tensor `[]` where it is on the device.
             num_attended: host upper bound of the positions in use, the chunk's included; `None` is
                 `offset + C`.
-            position_offset, adapter: see `verify`.
+            row_inputs: see `verify`.
 
         Returns:
             Features `[B, C, F]`, or `None`.
@@ -360,10 +359,8 @@ class Target(SlotModel):
         positions = offset + torch.arange(tokens.shape[1], device=tokens.device)
         slots = torch.where(positions < lengths[:, None], positions, cache.padding_slot)
         tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
-        options = {"num_attended": num_attended, "position_offset": position_offset}
-        options["adapter"] = adapter
-        options |= {"logits_to_keep": None, "is_chunk": True}
-        return self.forward(tokens, cache, slots, **options)[1]
+        options = {"num_attended": num_attended, "logits_to_keep": None, "is_chunk": True}
+        return self.forward(tokens, cache, slots, **options, **row_inputs)[1]
 
     def verify(
         self,
@@ -373,8 +370,7 @@ class Target(SlotModel):
         draft: Draft,
         *,
         num_attended: int,
-        position_offset: Tensor | None = None,
-        adapter: Tensor | None = None,
+        **row_inputs: Tensor,
     ) -> TargetOutput:
         """One forward over the anchor and the K draft tokens, a chain or a tree: nodes stand at
         positions by their depth, and see the text and their ancestors.
@@ -390,9 +386,9 @@ class Target(SlotModel):
             num_attended: host upper bound of the positions in use, the window's included:
                 `max(start) + 1 + K` or more. It is believed, since `start` is on the device; with a
                 smaller number slots in use are not attended, and the logits are wrong.
-            position_offset: `[B]` int64, how much further on each row's tokens stand in its text
-                than their slots say; `None` for 0.
-            adapter: `[B]` int64, of `adapter_indices`; `None` for the adapters that are active.
+            row_inputs: `[B]` int64 each. `position_offset`: how much further on each row's tokens
+                stand in its text than their slots say. `adapter`: of `adapter_indices`; without it
+                adapters are those that are active.
 
         Returns:
             Logits `[B, K + 1, V]` and features.
@@ -400,8 +396,7 @@ class Target(SlotModel):
         cache.check_rows(draft.tokens)
         tokens = torch.cat([anchor[:, None], draft.tokens], dim=1)  # [B, N]
         slots = start[:, None] + torch.arange(tokens.shape[1], device=start.device)
-        options = {"num_attended": num_attended, "position_offset": position_offset}
-        options["adapter"] = adapter
+        options = {"num_attended": num_attended, **row_inputs}
         if not draft.is_chain:  # of a chain slots say where tokens stand and what they see
             options |= {"positions": start[:, None] + draft.depths, "visible": draft.ancestors}
         return TargetOutput(*self.forward(tokens, cache, slots, **options))

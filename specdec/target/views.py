@@ -44,7 +44,6 @@ class Views(NamedTuple):
         arguments: names that forwards take.
         cache_name: the one for HF's cache.
         max_positions: longest sequence that the model has positions for; `None` for no limit.
-        adapters: of the rows, in both views.
     """
 
     step: PreTrainedModel
@@ -55,7 +54,6 @@ class Views(NamedTuple):
     arguments: Collection[str]
     cache_name: str
     max_positions: int | None
-    adapters: RowAdapters
 
 
 def open_views(
@@ -78,17 +76,16 @@ def open_views(
         ValueError: layers are to be left out of a model with recurrent ones.
     """
     join_weights(model, route.choices.joined)
-    adapters = RowAdapters()
-    step = chunk = open_view(model, route, feature_layers, layers, adapters)
+    step = chunk = open_view(model, route, feature_layers, layers)
     if route.choices.experts is not None:
         own_experts = replace(route, choices=replace(route.choices, experts=None))
-        chunk = open_view(model, own_experts, feature_layers, layers, adapters)
+        chunk = open_view(model, own_experts, feature_layers, layers)
     joined = [layer for group in route.choices.joined for layer in group.of(model)]
     arguments = frozenset(inspect.signature(type(model).forward).parameters)
     limit = position_limit(model.config.get_text_config())
     names = arguments, cache_argument(model)
     places = joined, weight_addresses(*joined)
-    return Views(step, chunk, route, feature_layers, places, *names, limit, adapters)
+    return Views(step, chunk, route, feature_layers, places, *names, limit)
 
 
 def open_view(
@@ -96,14 +93,11 @@ def open_view(
     route: Route,
     feature_layers: tuple[FeatureLayer, ...] = (),
     layers: Collection[int] | None = None,
-    adapters: RowAdapters | None = None,
 ) -> PreTrainedModel:
-    """One private view of a model; Args and Raises as `open_views`, joined weights as they are.
-    Rows have adapters of their own where `adapters` says which.
-    """
+    """One private view of a model; Args and Raises as `open_views`, joined weights as they are."""
     view, attention, choices = private_view(model), route.attention, route.choices
-    if adapters is not None:
-        adapters.install(view)
+    view.row_adapters = RowAdapters()
+    view.row_adapters.install(view)
     # Multimodal models put the padding id where ids stand for images.
     needs_padding = hasattr(model.config, "image_token_id")
     # Sub-models can own configurations of their own (a text model inside a multimodal one).
@@ -218,7 +212,7 @@ def forward(
         inputs["attention_mask"] = window_mask(window, tokens.shape[1], view.dtype)
     else:
         inputs["slot_window"] = window
-    views.adapters.rows = adapter
+    view.row_adapters.rows = adapter
     logits = view(**inputs).logits
     if logits_to_keep and not cuts_logits:
         logits = logits[:, -logits_to_keep:]

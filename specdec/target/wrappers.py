@@ -150,9 +150,20 @@ def _is_plain(layer: nn.Linear) -> bool:
 def structure(model: nn.Module) -> tuple[list[nn.Module], list[tuple]]:
     """The modules of a model and the state of its adapters, to be compared with those of a later
     moment: where they differ, the views of the model are out of date.
+
+    The state is which adapters of PEFT are active, disabled and merged in each layer that has some,
+    and by what they are scaled: numbers of Python's, which a view would not follow. PEFT's layers
+    have all that is asked for in their class, where a missing attribute costs a tenth of what it
+    costs in a module.
     """
-    modules = modules_of(model)
-    return modules, _adapters_among(modules)
+    modules, adapters = modules_of(model), []
+    kinds = {kind: hasattr(kind, "active_adapters") for kind in {*map(type, modules)}}
+    for module in modules:
+        if kinds[type(module)] and hasattr(module, "merged_adapters"):
+            names = tuple(module.active_adapters), tuple(module.merged_adapters)
+            scaling = tuple(getattr(module, "scaling", {}).items())
+            adapters.append((*names, scaling, bool(getattr(module, "disable_adapters", False))))
+    return modules, adapters
 
 
 def replaced_forwards(
@@ -165,23 +176,3 @@ def replaced_forwards(
         return {}  # of nearly all models, and without their names; asked in every call
     replaced = ((name, vars(module).get("forward")) for name, module in model.named_modules())
     return {name: forward for name, forward in replaced if forward is not None}
-
-
-def adapters_of(model: nn.Module) -> list[tuple]:
-    """Which adapters of PEFT are active, disabled and merged in each layer that has some, and by
-    what they are scaled: numbers of Python's, which a view of the model would not follow.
-    """
-    return _adapters_among(modules_of(model))
-
-
-def _adapters_among(modules: list[nn.Module]) -> list[tuple]:
-    """See `adapters_of`. PEFT's layers have all that is asked for in their class, where a missing
-    attribute costs a tenth of what it costs in a module.
-    """
-    found, kinds = [], {kind: hasattr(kind, "active_adapters") for kind in {*map(type, modules)}}
-    for module in modules:
-        if kinds[type(module)] and hasattr(module, "merged_adapters"):
-            names = tuple(module.active_adapters), tuple(module.merged_adapters)
-            scaling = tuple(getattr(module, "scaling", {}).items())
-            found.append((*names, scaling, bool(getattr(module, "disable_adapters", False))))
-    return found

@@ -129,24 +129,17 @@ class SentinelCallback(TrainerCallback):
         self.sentinel = Sentinel(generator, **options)
         self._generator, self._texts, self._seen = generator, texts, generator.last_result
 
-    def on_substep_end(self, args, state, control, **kwargs):
-        """Between batches whose gradients are added up."""
-        self._read()
-
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        """The last moment at which the weights are those of the rollout."""
-        self._read()
-
-    def _read(self) -> None:
+        """Reads a new rollout, at the last moment at which the weights are those of it."""
         result, seen = self._generator.last_result, self._seen
         self._seen = result
         if result is seen or result.seeds is None:  # greedy texts are not drawn
             return
-        texts = [ids[:n] for ids, n in zip(result.new_tokens.tolist(), result.lengths, strict=True)]
+        first = slice(self._texts)
         with in_evaluation(self._generator.target.model):
-            self.sentinel(
-                result.prompts[: self._texts], texts[: self._texts], **result.sampling.options()
-            )
+            self.sentinel(result.prompts[first], result.texts[first], **result.sampling.options())
+
+    on_substep_end = on_pre_optimizer_step  # between batches whose gradients are added up
 
 
 class MemoryCallback(TrainerCallback):
@@ -191,17 +184,15 @@ def in_evaluation(*parts: nn.Module) -> Iterator[None]:
     """Modules without dropout for a while; afterwards each is as it was before, and each weight is
     trained or not as it was.
     """
-    found = [(module, module.training) for part in parts for module in part.modules()]
-    weights = [(weight, weight.requires_grad) for part in parts for weight in part.parameters()]
+    found = [(module, "training", module.training) for part in parts for module in part.modules()]
+    found += [(w, "requires_grad", w.requires_grad) for part in parts for w in part.parameters()]
     for part in parts:
         part.eval()
     try:
         yield
     finally:
-        for module, was_training in found:
-            module.training = was_training
-        for weight, was_trained in weights:
-            weight.requires_grad = was_trained
+        for owner, name, value in found:
+            setattr(owner, name, value)
 
 
 class Clock(TrainerCallback, ExportableState):
@@ -243,7 +234,7 @@ class Clock(TrainerCallback, ExportableState):
 
     def on_optimizer_step(self, args, state, control, lr_scheduler=None, **kwargs):
         """Stops it, and moves the schedule to the time, one tick before what is done next."""
-        self.wall_s += processes.of_first(time.monotonic() - self._started_s, args.device)
+        self.wall_s += processes.broadcast([time.monotonic() - self._started_s])[0]
         if self.minutes is not None:
             lr_scheduler.last_epoch = int(self.fraction * self.TICKS) - 1
 

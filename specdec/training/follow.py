@@ -145,8 +145,8 @@ def _rows(result: GenerationResult, count: int | None) -> Tensor:
     """Ids `[B, T]` of the first texts, as long as the longest. The next text follows a text's end,
     as it does in packed rows, so none is cut and no padding is learned.
     """
-    new = zip(result.new_tokens.tolist(), result.lengths, strict=True)
-    texts = [torch.tensor(p + ids[:n]) for p, (ids, n) in zip(result.prompts, new, strict=True)]
-    lengths = torch.tensor([len(text) for text in texts[:count]])
-    starts, stream = lengths.cumsum(0) - lengths, torch.cat(texts[:count])
+    pairs = zip(result.prompts, result.texts, strict=True)
+    texts = [torch.tensor(prompt + text) for prompt, text in pairs][:count]
+    lengths = torch.tensor([len(text) for text in texts])
+    starts, stream = lengths.cumsum(0) - lengths, torch.cat(texts)
     return stream[(starts[:, None] + torch.arange(int(lengths.max()))) % len(stream)]

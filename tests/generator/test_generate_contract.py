@@ -53,6 +53,7 @@ def test_end_of_sequence_is_honoured_at_every_offset_of_an_accepted_block(index)
     ends = ends_of(TEXT, {token})
     assert list(zip(result.lengths, result.finish_reasons, strict=True)) == ends
     assert ends[row] == (index + 1, "eos")
+    assert result.texts == [text[:end] for text, (end, _) in zip(TEXT, ends, strict=True)]
     assert len(result.trace[row][-1].new_tokens) == index % 5 + 1
     assert result.trace[row][-1].num_accepted == 4  # the row was cut, not the acceptance
 

@@ -52,7 +52,7 @@ class Evaluated(SpeculativeLM, Loads):
 
 def test_each_row_ends_where_it_meets_one_of_the_sequences():
     first, second = Meets(7, 2, 3), Meets(8, 2, 3)
-    ends = EachRowEnds([first, second])
+    ends = StoppingCriteriaList([EachRowEnds(first), EachRowEnds(second)])
     ids = torch.tensor([[7, 7, 1], [8, 1, 7], [1, 1, 8]])
     assert ends(ids[:, :2], None).tolist() == [False, False, False]
     assert ends(ids, None).tolist() == [False, True, True]
