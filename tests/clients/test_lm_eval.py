@@ -157,10 +157,11 @@ def answers_of_command(tasks, num_processes, batch_size, folder, drafter=None):
     root = str(Path(__file__).parents[2])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
     environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tasks / "cache")}
-    environment |= {"ACCELERATE_USE_CPU": "true"}
     options = {"capture_output": True, "text": True, "timeout": 500, "cwd": str(tasks)}
     done = subprocess.run(command, env=environment, **options)
     assert done.returncode == 0, done.stderr[-3000:]
+    own = NUM_DOCS * len(TASKS) // num_processes
+    assert f" {own}/{own} " in done.stderr  # each process's progress: it answers its share alone
     found = {}
     for name in TASKS:
         (file,) = folder.rglob(f"samples_{name}_*.jsonl")
