@@ -118,7 +118,7 @@ class Rollouts:
         self.plain, self.generator, self.memories = plain, generator, memories
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """As HF's; `seed=` may be passed as well."""
+        """As HF's; `seed=` and `output_logprobs=` may be passed as well."""
         training = [m for m in self.generator.target.model.modules() if m.training]
         for module in training:
             module.training = False
@@ -129,14 +129,22 @@ class Rollouts:
                 module.training = True
 
     def decode(
-        self, *inputs: Any, stop_strings: Any = None, seed: Any = None, **options: Any
+        self,
+        *inputs: Any,
+        stop_strings: Any = None,
+        seed: Any = None,
+        output_logprobs: bool = False,
+        **options: Any,
     ) -> Any:
-        """HF's decoding hook; see `SpeculativeGenerator.__call__`."""
+        """HF's decoding hook; see `SpeculativeGenerator.__call__`. HF passes no keyword of a caller
+        that is not named here.
+        """
         rows: Tensor = inputs[1]
         memories = self.memories if seed is None else ()
         if seed is None:
             seed = torch.randint(2**63 - 1, (len(rows),)).tolist()
-        found = self.generator(*inputs, stop_strings=stop_strings, seed=seed, **options)
+        options |= {"stop_strings": stop_strings, "output_logprobs": output_logprobs}
+        found = self.generator(*inputs, seed=seed, **options)
         result = self.generator.last_result
         for drafter in memories:
             texts = zip(result.new_tokens, result.lengths, strict=True)
