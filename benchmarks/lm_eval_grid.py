@@ -2,8 +2,7 @@
 of 1, 4 and 16, by one process and by two.
 
     PYTHONPATH=. python benchmarks/lm_eval_grid.py
-    PYTHONPATH=. python -m torch.distributed.run --standalone --nproc-per-node 2 \\
-        benchmarks/lm_eval_grid.py
+    PYTHONPATH=. torchrun --nproc-per-node 2 benchmarks/lm_eval_grid.py
 
 Timed is the models' `generate_until`, with the requests that lm-eval has built and shared out, by
 the clock of each process's only thread; the slowest process counts. Start-up and waiting do not
