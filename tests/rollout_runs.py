@@ -1,22 +1,21 @@
 """Short runs of TRL's GRPO and RLOO whose rollouts are written by HF's own `generate` or through
-`speculate`, with the same draws in both. `torchrun --nproc-per-node 2 tests/rollout_runs.py GRPO
-eagle3` is one in two processes.
+`speculate`, with the same draws in both. `torchrun --nproc-per-node 2 tests/rollout_runs.py FILE`
+is one in two processes, of the options of `run` in that file.
 """
 
 import copy
 import hashlib
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList, TrainerCallback
 
 from specdec import CouplingSampler, zoo
 from specdec.integrations.trl import speculate
 from specdec.samplers import Noise, Warp
-from specdec.training import FollowTarget
+from specdec.training import FollowTarget, TrainingTimeTest
 
 STEPS, GROUP, NEW_TOKENS = 4, 4, 16
 PROMPTS = zoo.heldout_prompts(16)
@@ -91,13 +90,23 @@ def draw_by_races(model):
     model.generate = generate
 
 
-def run(kind, drafter, folder, *, resume=None, sampler=None, objective=None, **settings):
+class DrafterOfSteps(TrainerCallback):
+    """Notes a checksum of the drafter's weights after every step."""
+
+    def __init__(self, generator):
+        self.generator, self.checksums = generator, []
+
+    def on_step_end(self, args, state, control, **_):
+        self.checksums.append(checksum(self.generator.drafter))
+
+
+def run(kind, drafter, folder, *, resume=None, sampler=None, follows=False, **settings):
     """Trains the zoo's target; `drafter=None` is HF's own `generate`, `resume` a checkpoint, the
-    sampler that of HF's draws where none is passed, `objective` that by which the drafter follows.
+    sampler that of HF's draws where none is passed, and a drafter that follows is of EAGLE-3.
 
     Returns:
-        Completions and their rewards by step, a checksum of the weights, tokens per step, and one
-        of the drafter's weights.
+        Completions and their rewards by step, a checksum of the weights, tokens per step, and
+        checksums of the drafter's weights by step.
     """
     completions, rewards = [], []
 
@@ -108,13 +117,15 @@ def run(kind, drafter, folder, *, resume=None, sampler=None, objective=None, **s
 
     model = zoo.load_target()
     trainer = trainer_of(kind, model, folder, rewards=noted, **settings)
-    generator = None
+    generator = noted_drafters = None
     if drafter is None:
         draw_by_races(trainer.model)
     else:
         generator = speculate(trainer, drafter, sampler or CouplingSampler())
-    if objective is not None:
-        trainer.add_callback(FollowTarget(generator, objective))
+        if follows:
+            trainer.add_callback(FollowTarget(generator, TrainingTimeTest))
+        noted_drafters = DrafterOfSteps(generator)
+        trainer.add_callback(noted_drafters)
     trainer.train(resume_from_checkpoint=resume)
     stats = generator and generator.last_result.stats
     return {
@@ -122,7 +133,7 @@ def run(kind, drafter, folder, *, resume=None, sampler=None, objective=None, **s
         "rewards": rewards,
         "weights": checksum(trainer.model),
         "acceptance_length": stats and stats.acceptance_length,
-        "drafter": generator and checksum(generator.drafter),
+        "drafters": noted_drafters and noted_drafters.checksums,
     }
 
 
@@ -133,9 +144,8 @@ def checksum(module):
 
 
 if __name__ == "__main__":
-    kind, drafter, file = sys.argv[1:]
-    with tempfile.TemporaryDirectory() as folder:
-        found = run(kind, None if drafter == "HF" else drafter, folder)
-    rank = torch.distributed.get_rank()
-    Path(f"{file}.{rank}").write_text(json.dumps(found), encoding="utf-8")
+    options = Path(sys.argv[1])
+    found = run(**json.loads(options.read_text(encoding="utf-8")))
+    file = options.with_suffix(f".{torch.distributed.get_rank()}")
+    file.write_text(json.dumps(found), encoding="utf-8")
     torch.distributed.destroy_process_group()

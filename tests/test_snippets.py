@@ -29,7 +29,7 @@ PATHS = {
     for name, folder in (("TARGET", "target"), ("DRAFT", "draft"), ("HEAD", "eagle3"))
 }
 SLOW_PAGES = {"certify.md", "evaluation.md", "own-sampler.md", "which.md"}
-LIBRARIES = "peft", "trl", "datasets", "lm_eval", "llguidance"
+LIBRARIES = "peft", "trl", "datasets", "lm_eval", "llguidance", "outlines"
 """Whose snippets run where they are installed."""
 NOT_RUN = ("Trainer(model=", "DistributedConfig(")  # the user's own trainer; two GPUs
 
@@ -155,6 +155,24 @@ def test_the_sampler_of_the_guide_is_lossless_at_1(lenience, passes):
     report = specdec.certify(names["LenientSampler"](lenience), sizes=((3, 2, 12),))
     assert report.is_exact
     assert report.passed is passes
+
+
+def test_text_in_the_grammar_of_the_page_about_rollouts_is_that_of_outlines():
+    pytest.importorskip("outlines")
+    (index,) = (i for i, block in enumerate(blocks("rollouts.md")) if "import outlines" in block)
+    session = names_of("rollouts.md", index)
+    prompts = ["    def ", "import os\n\ndef _", "class Writer:\n    def "]
+    inputs = session["tokenizer"](prompts, return_tensors="pt", padding=True, padding_side="left")
+    options = {"max_new_tokens": 64, "do_sample": False}
+    processor = [session["processor"]]
+    result = session["generator"].generate(**inputs, **options, logits_processor=processor)
+    expected = session["target"].generate(**inputs, **options, logits_processor=[session["own"]])
+    assert result.sequences.equal(expected)
+    for text in session["tokenizer"].batch_decode(result.new_tokens, skip_special_tokens=True):
+        assert re.fullmatch(session["regex"], text)
+    assert 0 < result.stats.acceptance_rate < 1  # some drafts are rejected, so guides go back
+    with pytest.raises(ValueError, match="OutlinesCoreLogitsProcessor may keep state"):
+        session["generator"].generate(**inputs, **options, logits_processor=[session["own"]])
 
 
 def commands() -> list[str]:

@@ -4,12 +4,13 @@ speculatively.
     python -m specdec.integrations.lm_eval run --model specdec-hf --tasks gsm8k \\
         --model_args pretrained=TARGET,drafter=eagle:HEAD
 
-is lm-eval's own command (`accelerate launch -m ...` starts several processes). lm-eval looks up
+is lm-eval's own command (`torchrun -m ...` starts several processes). lm-eval looks up
 models in a table of its own and loads no others, so this command adds one and hands on.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -58,6 +59,7 @@ class SpeculativeLM:
                 "mixed_precision_dtype generates under torch.autocast, which specdec refuses; load "
                 "the weights in that data type (dtype=)"
             )
+        drafter = "none" if drafter is None else drafter  # lm-eval reads drafter=none as None
         make = find_drafter(drafter, num_draft_tokens) if isinstance(drafter, str) else None
         super().__init__(pretrained, **options)
         target = Target(self.model, fuse=fuse)
@@ -111,6 +113,8 @@ def main() -> None:
     from lm_eval.__main__ import cli_evaluate
 
     model_type()
+    if not torch.accelerator.is_available():  # else accelerate counts one process of torchrun's
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     cli_evaluate()
 
 

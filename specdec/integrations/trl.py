@@ -114,19 +114,27 @@ class Rollouts:
         self.plain, self.generator, self.memories = plain, generator, memories
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """As HF's; `seed=` may be passed as well."""
+        """As HF's; `seed=` and `output_logprobs=` may be passed as well."""
         with in_evaluation(self.generator.target.model):
             return self.plain(*args, **{"custom_generate": self.decode} | options)
 
     def decode(
-        self, *inputs: Any, stop_strings: Any = None, seed: Any = None, **options: Any
+        self,
+        *inputs: Any,
+        stop_strings: Any = None,
+        seed: Any = None,
+        output_logprobs: bool = False,
+        **options: Any,
     ) -> Any:
-        """HF's decoding hook; see `SpeculativeGenerator.__call__`."""
+        """HF's decoding hook; see `SpeculativeGenerator.__call__`. HF passes no keyword of a caller
+        that is not named here.
+        """
         rows: Tensor = inputs[1]
         memories = self.memories if seed is None else ()
         if seed is None:
             seed = torch.randint(2**63 - 1, (len(rows),)).tolist()
-        found = self.generator(*inputs, stop_strings=stop_strings, seed=seed, **options)
+        options |= {"stop_strings": stop_strings, "output_logprobs": output_logprobs}
+        found = self.generator(*inputs, seed=seed, **options)
         result = self.generator.last_result
         for drafter in memories:
             drafter.remember(result.texts, result.prompts)

@@ -8,7 +8,8 @@ import json
 import os
 import subprocess
 import sys
-from functools import partial
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,7 @@ metric_list:
     aggregation: mean
     higher_is_better: true
 """
+NUM_DOCS = 18  # two batches of 16, the second of which is not full
 TASKS = {"a_line": '["\\n"]', "a_block": '["\\n\\n", "return"]', "an_end": '["never written"]'}
 
 
@@ -131,7 +133,7 @@ TASKS = {"a_line": '["\\n"]', "a_block": '["\\n\\n", "return"]', "an_end": '["ne
 def _tasks(tmp_path_factory):
     """Three tasks of generation over a local file."""
     folder = tmp_path_factory.mktemp("tasks")
-    rows = [json.dumps({"text": text, "answer": "pass"}) for text in zoo.heldout_prompts(9)]
+    rows = [json.dumps({"text": text, "answer": "pass"}) for text in zoo.heldout_prompts(NUM_DOCS)]
     (folder / "docs.jsonl").write_text("\n".join(rows), encoding="utf-8")
     for name, until in TASKS.items():
         text = TASK.format(name=name, file=folder / "docs.jsonl", until=until)
@@ -139,10 +141,11 @@ def _tasks(tmp_path_factory):
     return folder
 
 
-def answers_of_command(tasks, model, num_processes, batch_size, folder):
-    """What a run of the command logs for every document of every task."""
-    arguments = f"pretrained={LOADED['pretrained']},dtype=float32"
-    arguments += ",drafter=zoo:eagle3" if model == NAME else ""
+def answers_of_command(tasks, num_processes, batch_size, folder, drafter=None):
+    """What a run of the command logs for every document of every task; without a drafter `hf`'s."""
+    model, arguments = "hf", f"pretrained={LOADED['pretrained']},dtype=float32"
+    if drafter is not None:
+        model, arguments = NAME, f"{arguments},drafter={drafter}"
     command = [sys.executable]
     if num_processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone"]
@@ -154,10 +157,11 @@ def answers_of_command(tasks, model, num_processes, batch_size, folder):
     root = str(Path(__file__).parents[2])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
     environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tasks / "cache")}
-    environment |= {"ACCELERATE_USE_CPU": "true"}
     options = {"capture_output": True, "text": True, "timeout": 500, "cwd": str(tasks)}
     done = subprocess.run(command, env=environment, **options)
     assert done.returncode == 0, done.stderr[-3000:]
+    own = NUM_DOCS * len(TASKS) // num_processes
+    assert f" {own}/{own} " in done.stderr  # each process's progress: it answers its share alone
     found = {}
     for name in TASKS:
         (file,) = folder.rglob(f"samples_{name}_*.jsonl")
@@ -167,12 +171,26 @@ def answers_of_command(tasks, model, num_processes, batch_size, folder):
     return found
 
 
-def test_the_command_gives_the_answers_of_hf_in_one_process_and_in_two(tasks, tmp_path):
-    expected = answers_of_command(tasks, "hf", 1, 1, tmp_path / "hf")
-    assert [len(found) for found in expected.values()] == [9, 9, 9]
-    for num_processes, batch_size in ((1, 4), (2, 4), (2, 1)):
-        folder = tmp_path / f"{num_processes}-{batch_size}"
-        found = answers_of_command(tasks, NAME, num_processes, batch_size, folder)
-        for name, answers in expected.items():
-            other = {i: (answers[i], found[name].get(i)) for i in answers}
-            assert {i: pair for i, pair in other.items() if pair[0] != pair[1]} == {}, name
+@pytest.fixture(scope="module", name="answers_of_hf")
+def _answers_of_hf(tasks, tmp_path_factory):
+    """Those of `hf` in one process, by batch size, each run once."""
+
+    @cache
+    def found(batch_size):
+        answers = answers_of_command(tasks, 1, batch_size, tmp_path_factory.mktemp("hf"))
+        assert [len(of_task) for of_task in answers.values()] == [NUM_DOCS] * len(TASKS)
+        return answers
+
+    return found
+
+
+# lm-eval's command reads drafter=none as Python's None.
+CELLS = [*product([1, 4, 16], [1, 2], ["zoo:eagle3"]), (4, 2, "none")]
+
+
+@pytest.mark.parametrize(("batch_size", "num_processes", "drafter"), CELLS)
+def test_the_command_gives_the_answers_of_hf(
+    batch_size, num_processes, drafter, tasks, answers_of_hf, tmp_path
+):
+    found = answers_of_command(tasks, num_processes, batch_size, tmp_path, drafter)
+    assert found == answers_of_hf(batch_size)

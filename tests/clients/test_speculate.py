@@ -8,16 +8,18 @@ import json
 import os
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 from autocast_text import is_own_text
 from rollout_runs import GROUP, KINDS, PROMPTS, STEPS, run, trainer_of
+from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from specdec import zoo
 from specdec.integrations.trl import speculate
-from specdec.training import SentinelCallback, TrainingTimeTest
+from specdec.training import SentinelCallback
 
 pytest.importorskip("trl")
 peft = pytest.importorskip("peft")
@@ -101,28 +103,40 @@ def test_with_the_same_draws_rewards_and_weights_are_those_of_a_run_without(kind
     assert seeded["weights"] != plain["weights"]
 
 
+def run_in_two_processes(folder, **options):
+    """What `run` returns in each of two processes of gloo that share a folder."""
+    folder.mkdir(exist_ok=True)
+    file = folder / "options.json"
+    file.write_text(json.dumps({"folder": str(folder), **options}), encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--standalone", "tests/rollout_runs.py", str(file)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    options = {"capture_output": True, "text": True, "timeout": 600}
+    done = subprocess.run(command, cwd=ROOT, env=environment, **options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"options.{rank}").read_text()) for rank in range(2)]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_train_the_weights_that_they_train_without(kind, tmp_path):
-    """Gloo; each process writes the rollouts of its own prompts, with draws of its own."""
-
-    def found(drafter):
-        file = tmp_path / drafter.replace(":", "-")
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-        command += ["--standalone", "tests/rollout_runs.py", kind, drafter, str(file)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        options = {"capture_output": True, "text": True, "timeout": 600}
-        done = subprocess.run(command, cwd=ROOT, env=environment, **options)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return [json.loads(Path(f"{file}.{rank}").read_text()) for rank in range(2)]
-
-    plain, drafted = found("HF"), found("zoo:eagle3")
+    """Each process writes the rollouts of its own prompts, with draws of its own. A drafter that
+    follows learns from those of both.
+    """
+    eagle3 = {"drafter": "zoo:eagle3"}
+    runs = {"plain": {"drafter": None}, "drafted": eagle3, "followed": eagle3 | {"follows": True}}
+    found = {n: run_in_two_processes(tmp_path / n, kind=kind, **run) for n, run in runs.items()}
+    plain = found.pop("plain")
     assert plain[0]["weights"] == plain[1]["weights"]
     assert plain[0]["completions"] != plain[1]["completions"]
-    for one, other in zip(plain, drafted, strict=True):
-        assert one["completions"] == other["completions"]
-        assert one["rewards"] == other["rewards"]
-        assert one["weights"] == other["weights"]
-        assert other["acceptance_length"] > 1.3
+    for drafted in found.values():
+        for one, other in zip(plain, drafted, strict=True):
+            assert one["completions"] == other["completions"]
+            assert one["rewards"] == other["rewards"]
+            assert one["weights"] == other["weights"]
+            assert other["acceptance_length"] > 1.3
+    first, second = (of_process["drafters"] for of_process in found["followed"])
+    assert first == second
+    assert len({*first, found["drafted"][0]["drafters"][0]}) == STEPS + 1
 
 
 def test_a_run_goes_on_from_its_checkpoint_with_the_draws_that_it_would_have_had(tmp_path):
@@ -151,6 +165,30 @@ def test_a_run_goes_on_with_the_memory_of_its_checkpoint(tmp_path):
     assert without["completions"] != again["completions"]
 
 
+def test_each_of_two_processes_goes_on_with_the_memory_of_its_own_rollouts(tmp_path):
+    """Two prompts, again in each step of one epoch; a sampler whose draws depend on the drafts."""
+    options = {"kind": "GRPO", "drafter": "suffix", "sampler": "block", "max_steps": 6}
+    options |= {"prompts": PROMPTS[:2] * 6, "save_strategy": "steps", "save_steps": 3}
+    whole = run_in_two_processes(tmp_path, **options)
+    options["resume"] = str(tmp_path / "checkpoint-3")
+    again = run_in_two_processes(tmp_path, **options)
+    names = [f"memory-0-process-{rank}-of-2.safetensors" for rank in range(2)]
+    memories = [tmp_path / "checkpoint-3" / name for name in names]
+    for one, other, file in zip(whole, again, memories, strict=True):
+        assert other["completions"] == one["completions"][3:]
+        assert other["weights"] == one["weights"]
+        assert other["acceptance_length"] == one["acceptance_length"]
+        texts = [text for step in one["completions"][:3] for text in step]
+        memory = groupby(load_file(file)["memory"].tolist(), lambda token: token >= 0)
+        remembered = [list(tokens) for is_text, tokens in memory if is_text]
+        for tokens, text in zip(remembered, texts, strict=True):  # each with its prompt's end
+            assert tokens[-len(text) :] == text
+    memories[1].unlink()
+    without = run_in_two_processes(tmp_path, **options)
+    assert without[0]["completions"][0] == again[0]["completions"][0]
+    assert without[1]["completions"][0] != again[1]["completions"][0]
+
+
 def test_a_sentinel_reads_every_rollout_and_lets_the_run_go_on(tmp_path):
     trainer = trainer_of("GRPO", zoo.load_target(), tmp_path)
     callback = SentinelCallback(speculate(trainer, "zoo:eagle3"))
@@ -161,13 +199,13 @@ def test_a_sentinel_reads_every_rollout_and_lets_the_run_go_on(tmp_path):
 
 
 def test_a_policy_that_is_followed_trains_alike_and_a_checkpoint_has_the_drafter(tmp_path):
-    saving = {"save_strategy": "steps", "save_steps": STEPS // 2, "objective": TrainingTimeTest}
+    saving = {"save_strategy": "steps", "save_steps": STEPS // 2, "follows": True}
     alone = run("GRPO", "zoo:eagle3", tmp_path / "alone")
     whole = run("GRPO", "zoo:eagle3", tmp_path, **saving)
     assert whole["completions"] == alone["completions"]
     assert whole["weights"] == alone["weights"]
-    assert whole["drafter"] != alone["drafter"]
+    assert whole["drafters"][0] != alone["drafters"][0]
     checkpoint = tmp_path / f"checkpoint-{STEPS // 2}"
     again = run("GRPO", "zoo:eagle3", tmp_path, resume=str(checkpoint), **saving)
     assert again["weights"] == whole["weights"]
-    assert again["drafter"] == whole["drafter"]
+    assert again["drafters"] == whole["drafters"][STEPS // 2 :]

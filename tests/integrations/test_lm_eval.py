@@ -61,7 +61,7 @@ def test_each_row_ends_where_it_meets_one_of_the_sequences():
     assert first(ids, None) is False  # so a batch would go on in HF
 
 
-@pytest.mark.parametrize("drafter", ["none", "lookup", "zoo:eagle3"])
+@pytest.mark.parametrize("drafter", [None, "none", "lookup", "zoo:eagle3"])
 def test_rows_of_a_batch_end_for_themselves_and_stay_what_they_were(drafter):
     model = zoo.load_target()
     ids, mask = INPUTS.input_ids, INPUTS.attention_mask
@@ -94,6 +94,7 @@ def test_processes_on_cpus_share_the_requests():
     ("options", "message"),
     [
         ({"drafter": "eagel"}, "eagel"),
+        ({"drafter": None, "num_draft_tokens": 4}, "belongs to a drafter; there is none"),
         ({"mixed_precision_dtype": "bfloat16"}, "under torch.autocast, which specdec refuses"),
     ],
 )

@@ -173,7 +173,24 @@ def test_options_of_hf_s_generate_go_through():
     own = set(inspect.signature(Rollouts.decode).parameters)
     hook = set(inspect.signature(SpeculativeGenerator.__call__).parameters)
     assert own - {"inputs", "options"} == hook & own  # HF looks for names of the hook's own
-    assert {"stop_strings", "seed"} <= own
+    assert {"stop_strings", "seed", "output_logprobs"} <= own
+
+
+def test_a_caller_gets_the_log_probabilities_of_its_rollout():
+    model = zoo.load_target()
+    generator = speculate(trainer_of(model), "zoo:eagle3")
+    options = SAMPLED | {"temperature": 0.7, "output_logprobs": True}
+    ids = model.generate(**INPUTS, **options)
+    found, width = generator.last_result, INPUTS["input_ids"].shape[1]
+    logits = model(ids).logits[:, width - 1 : -1]
+    for kept, scores in ((found.raw_logprobs, logits), (found.logprobs, logits / 0.7)):
+        expected = scores.log_softmax(dim=-1).gather(-1, ids[:, width:, None])[..., 0]
+        for row, length in enumerate(found.lengths):
+            torch.testing.assert_close(kept[row, :length], expected[row, :length])
+    record = model.generate(**INPUTS, **options, return_dict_in_generate=True, seed=found.seeds)
+    assert record.logprobs.equal(found.logprobs)
+    model.generate(**INPUTS, **SAMPLED)
+    assert generator.last_result.logprobs is None
 
 
 def test_dropout_is_off_in_rollouts_and_as_it_was_after_them():
