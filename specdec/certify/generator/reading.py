@@ -22,11 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     DynamicCache,
     LogitsProcessorList,
-    MinPLogitsWarper,
     PreTrainedModel,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
 )
 
 from specdec.certify.generator.directions import Directions, Gains
@@ -34,6 +30,7 @@ from specdec.certify.generator.learned import Learned
 from specdec.generator import SpeculativeGenerator
 from specdec.hf import WARPS, cache_argument
 from specdec.request import Request
+from specdec.request.options import WARPERS
 from specdec.request.prompts import left_padded
 from specdec.samplers.given import ROW_BITS, GivenText
 from specdec.types import Draft
@@ -41,12 +38,6 @@ from specdec.types import Draft
 _OTHER_SEEDS = 1 << 62
 """Seeds of rows that are read, beyond those of texts. Bits 32 to 61 number the first text."""
 _PIECE = 8
-_WARPERS = {
-    "temperature": TemperatureLogitsWarper,
-    "top_k": TopKLogitsWarper,
-    "top_p": TopPLogitsWarper,
-    "min_p": MinPLogitsWarper,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +117,7 @@ class Reader:
             raise ValueError(
                 "greedy texts are not drawn, so there is nothing to bet on; pass a temperature > 0"
             )
-        warpers = [_WARPERS[name](value) for name, value in warp.items() if value != WARPS[name]]
+        warpers = [w(warp[n]) for w, n in WARPERS.items() if warp.get(n, WARPS[n]) != WARPS[n]]
         processors = [LogitsProcessorList()] * len(prompts)
         for rows, own in request.processors:
             processors[rows] = [own] * len(processors[rows])
