@@ -12,7 +12,7 @@ Legend: B rows, T tokens of a text, V vocabulary, D directions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
@@ -92,8 +92,7 @@ class Reader:
             if is_swapped:
                 probs, loop = loop, probs
             steps.append(directions.step(probs, draft, loop, other))
-        names = [each.name for each in fields(Gains)]
-        return Gains(*(torch.stack([getattr(s, n) for s in steps], dim=1).cpu() for n in names))
+        return Gains(*(torch.stack(each, dim=1).cpu() for each in zip(*steps, strict=True)))
 
     def distributions(
         self,
