@@ -215,8 +215,8 @@ class Sentinel:
         self._tolerance, self._raises, self._learned = tolerance, raises, Learned()
         self._wealth: Wealth | None = None
         self._num_texts, self._knows_loop = 0, False
-        # Over tokens by position in the step, "" for all: of each direction the gains, variances
-        # and effects, and five numbers more.
+        # By position in the step, "" for all, sums over tokens: gains, variances and effects of
+        # each direction, distances of draft and loop, whether loop and rounding are far, and 1.
         self._sums: dict[str, Tensor] = {}
 
     def __call__(

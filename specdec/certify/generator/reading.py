@@ -19,11 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    DynamicCache,
-    LogitsProcessorList,
-    PreTrainedModel,
-)
+from transformers import DynamicCache, LogitsProcessorList, PreTrainedModel
 
 from specdec.certify.generator.directions import Directions, Gains
 from specdec.certify.generator.learned import Learned
