@@ -138,12 +138,11 @@ def test_paths_drawn_without_replacement_are_no_independent_ones(sampler):
 # The distributions that they judge by.
 
 
-@settings(max_examples=8)
-@given(seeds, st.integers(1, 3), st.integers(1, 2))
-def test_the_best_path_is_drawn_from_what_all_tuples_of_paths_say(seed, count, depth):
-    vocab = 3
-    worlds = path_worlds(seed, (vocab, 1, depth), count=1)
-    target, probs = ([level[0] for level in x] for x in (worlds.target, worlds.draft))
+def law_of_best(target, probs, count):
+    """`[V**D]`: how often each path is the best of `count`, summed over all tuples of paths; D
+    levels `[V**i, V]` of one world.
+    """
+    depth, vocab = len(probs), target[0].shape[-1]
     chance, rank = {}, {}
     for path in product(range(vocab), repeat=depth):
         chance[path], keys, code = 1.0, [], 0
@@ -155,18 +154,33 @@ def test_the_best_path_is_drawn_from_what_all_tuples_of_paths_say(seed, count, d
         rank[path] = keys
     law = dict.fromkeys(chance, 0.0)
     for paths in product([path for path in chance if chance[path]], repeat=count):
-        best = max(paths, key=rank.get)
-        law[best] += prod(chance[path] for path in paths)
-    for path in (path for path in law if law[path]):
-        codes = [
-            sum(t * vocab ** (d - 1 - i) for i, t in enumerate(path[:d])) for d in range(depth)
-        ]
+        law[max(paths, key=rank.get)] += prod(chance[path] for path in paths)
+    return torch.tensor(list(law.values()), dtype=torch.float64)
+
+
+def next_tokens(law, vocab, depth):
+    """Levels `[V**i, V]` of a law of paths `[V**D]`: that of the next token after each prefix; NaN
+    after one that is impossible.
+    """
+    levels = [law.view(vocab**d, vocab, -1).sum(dim=-1) for d in range(depth)]
+    return [level / level.sum(dim=-1, keepdim=True) for level in levels]
+
+
+@settings(max_examples=8)
+@given(seeds, st.integers(1, 3), st.integers(1, 2))
+def test_the_best_path_is_drawn_from_what_all_tuples_of_paths_say(seed, count, depth):
+    vocab = 3
+    worlds = path_worlds(seed, (vocab, 1, depth), count=1)
+    target, probs = ([level[0] for level in x] for x in (worlds.target, worlds.draft))
+    law = law_of_best(target, probs, count)
+    levels = next_tokens(law, vocab, depth)
+    for number in law.nonzero()[:, 0].tolist():
+        codes = [number // vocab ** (depth - d) for d in range(depth + 1)]  # of its prefixes
+        path = torch.tensor([[code % vocab for code in codes[1:]]])
         rows = (torch.stack([x[d][codes[d]] for d in range(depth)])[None] for x in (probs, target))
-        found = kernel.best_of(torch.tensor([count]), count, torch.tensor([path]), *rows)[0]
-        for d in range(depth):
-            of = [sum(law[p] for p in law if p[: d + 1] == (*path[:d], x)) for x in range(vocab)]
-            expected = torch.tensor(of, dtype=torch.float64) / sum(of)
-            torch.testing.assert_close(found[d], expected, rtol=0, atol=1e-12)
+        found = kernel.best_of(torch.tensor([count]), count, path, *rows)[0]
+        expected = torch.stack([levels[d][codes[d]] for d in range(depth)])
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 @settings(max_examples=20)
@@ -227,6 +241,39 @@ def test_of_a_chain_no_rule_accepts_more_than_the_block_rule(seed, kind):
     )
     torch.testing.assert_close(found, block, rtol=0, atol=1e-7)
     assert bool((token <= found + 1e-7).all())
+
+
+@settings(max_examples=12)
+@given(seeds, st.sampled_from(SIZES), st.sampled_from(["soft", "mixed"]), st.booleans())
+def test_of_the_chosen_path_no_rule_accepts_more_than_gbv(seed, size, kind, is_warped):
+    """A rule that sees the best path alone sees a chain, drawn from the law of the best path."""
+    vocab, num_paths, depth = size
+    worlds = path_worlds(seed, size, kind, count=6, warps=WARPS if is_warped else ({},))
+    found = find_flips(GBVSampler(), worlds).mean_accepted
+    for world in range(len(worlds)):
+        valid = worlds.num_valid[world] if worlds.num_valid else num_paths * depth
+        count = max(1, min(valid, num_paths))  # paths, which are cut where the shortest one ends
+        length = valid // count
+        warp = Warp(1, **{name: values[world] for name, values in worlds.warp.items()})
+        # As the rule computes it, so that rounding breaks ties in the same way.
+        target = [warp(level[world][None])[0] for level in worlds.logits[: length + 1]]
+        law = law_of_best(target, [level[world] for level in worlds.draft[:length]], count)
+        # I(uy) <= law(uy), and I(uy) <= I(u) p(y | u): see `optimum`.
+        reach, expected = torch.ones(1, dtype=torch.float64), 0.0
+        for d in range(length):
+            drawn = law.view(vocab ** (d + 1), -1).sum(dim=1)
+            reach = torch.minimum(drawn, (reach[:, None] * target[d]).flatten())
+            expected += reach.sum().item()
+        assert found[world].item() == pytest.approx(expected, abs=1e-9)
+        chain = [level.nan_to_num(nan=1 / vocab)[None] for level in next_tokens(law, vocab, length)]
+        chain = Worlds([p.log()[None] for p in target], chain)
+        assert most_accepted(Paths(chain)).item() == pytest.approx(expected, abs=1e-7)
+
+
+def test_where_nothing_is_drafted_nothing_is_accepted():
+    report = certify(BlockSampler(), sizes=((3, 0, 2),))
+    assert report.passed
+    assert "chains 0.0000 of 0.0000" in str(report)
 
 
 def test_a_rule_that_accepts_too_little_is_seen():

@@ -35,7 +35,7 @@ from specdec.request.sampling import Sampling, neutral, with_config
 from specdec.samplers.warp import Warp
 from specdec.target import Target
 
-_WARPERS = {  # in HF's order, with the attribute that holds the value
+WARPERS = {  # in HF's order, with the attribute that holds the value
     TemperatureLogitsWarper: "temperature",
     TopKLogitsWarper: "top_k",
     TopPLogitsWarper: "top_p",
@@ -174,7 +174,7 @@ def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:
     sampling = replace(resolved.sampling, **of_rows, processors=[name_of(p) for p in passed])
     if of_rows:
         others = [name for name in sampling.settings if name in BESIDE_WARPS]
-        others += [name_of(p) for p in passed if type(p) in _WARPERS]
+        others += [name_of(p) for p in passed if type(p) in WARPERS]
         if others:
             raise ValueError(
                 f"{', '.join(of_rows)} cannot be set per row beside {', '.join(others)}, which HF "
@@ -340,11 +340,11 @@ def _split_warpers(
     if not config.do_sample:
         return list(processors), {}
     split = len(processors)
-    while split and type(processors[split - 1]) in _WARPERS:
+    while split and type(processors[split - 1]) in WARPERS:
         split -= 1
     tail = processors[split:]
-    ranks = [list(_WARPERS).index(type(warper)) for warper in tail]
+    ranks = [list(WARPERS).index(type(warper)) for warper in tail]
     if ranks != sorted(set(ranks)):
         return list(processors), {}
-    values = {_WARPERS[type(warper)]: getattr(warper, _WARPERS[type(warper)]) for warper in tail}
+    values = {WARPERS[type(warper)]: getattr(warper, WARPERS[type(warper)]) for warper in tail}
     return list(processors[:split]), values

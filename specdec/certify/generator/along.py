@@ -43,6 +43,7 @@ class Leaning:
     name: str  # a key of `DIRECTIONS`
     mean: float
     error: float  # its standard deviation in a sound generator; 0 where f is constant
+    accept_effect: float = 0.0  # what accept draws that are 1 % too small add to the mean
 
     @property
     def z(self) -> float:
@@ -64,7 +65,6 @@ class TextTest:
         positions: of the leaning that is furthest off, by the position in the step at which a token
             was emitted, `"bonus"` for bonus tokens; empty where steps are not known.
         draft_distance: mean total variation between draft and target, 0 without drafts.
-        accept_effects: by direction, what accept draws that are 1 % too small add to the mean.
         loop_distance: mean total variation between what the loop drew from and the target's own
             forward; `None` where that is not known.
         far_share: share of the tokens where it is more than sqrt(eps).
@@ -80,7 +80,6 @@ class TextTest:
     leanings: tuple[Leaning, ...]
     positions: dict[str, Leaning]
     draft_distance: float
-    accept_effects: tuple[float, ...]
     loop_distance: float | None
     far_share: float
     rounding_share: float
@@ -128,8 +127,8 @@ class TextTest:
     @property
     def detectable_accept(self) -> float:
         """Likewise by how much accept draws are off, as a factor: 0.02 for draws x 0.98."""
-        pairs = zip(self.leanings, self.accept_effects, strict=True)
-        sizes = [lean.error / abs(100 * effect) for lean, effect in pairs if effect and lean.error]
+        leanings = [lean for lean in self.leanings if lean.accept_effect and lean.error]
+        sizes = [lean.error / abs(100 * lean.accept_effect) for lean in leanings]
         return min(1.0, self._score * min(sizes, default=1.0))
 
     def tokens_for(self, bias: float) -> int:
@@ -215,12 +214,10 @@ class Sentinel:
         self._reader = Reader(generator, reference, with_drafts)
         self._tolerance, self._raises, self._learned = tolerance, raises, Learned()
         self._wealth: Wealth | None = None
-        count = len(DIRECTIONS)
-        self._effects = torch.zeros(count, dtype=torch.float64)
-        self._sums: dict[str, Tensor] = {"": torch.zeros(3, count, dtype=torch.float64)}
-        self._num_texts = 0
-        self._num_far = torch.zeros(2, dtype=torch.long)  # of the loop, and by rounding
-        self._draft_distance, self._loop_distance = 0.0, None
+        self._num_texts, self._knows_loop = 0, False
+        # By position in the step, "" for all, sums over tokens: gains, variances and effects of
+        # each direction, distances of draft and loop, whether loop and rounding are far, and 1.
+        self._sums: dict[str, Tensor] = {}
 
     def __call__(
         self,
@@ -268,20 +265,19 @@ class Sentinel:
         is_text = torch.arange(read.gains.shape[1]) < lengths[:, None]  # [B, T]
         self._wealth.add(read.gains, lengths, None if scores is None else read.loop_bets)
         self._num_texts += len(texts)
-        self._draft_distance += read.distance.sum().item()
-        if scores is not None:
-            rounding = torch.finfo(self._reader.generator.target.dtype).eps ** 0.5
-            self._loop_distance = (self._loop_distance or 0.0) + read.loop_distance.sum().item()
-            far = torch.stack([read.loop_distance, read.rounding]) > rounding
-            self._num_far += far.sum(dim=(1, 2))
+        self._knows_loop |= scores is not None
+        rounding = torch.finfo(self._reader.generator.target.dtype).eps ** 0.5
+        far = torch.stack([read.loop_distance, read.rounding]) > rounding
+        distances = read.distance, read.loop_distance, *far, is_text
         labels = [_labels(row, is_text.shape[1]) for row in steps or [()] * len(texts)]
         is_drafted = torch.tensor([[label != "bonus" for label in row] for row in labels])
-        self._effects += (read.effects * is_drafted[..., None]).sum(dim=(0, 1))
-        moments = torch.stack([read.gains, read.variances, torch.ones_like(read.gains)])
-        self._sums[""] += moments[:, is_text].sum(dim=1)
-        for label in {label for row in labels for label in row} - {""}:
-            here = is_text & torch.tensor([[label == other for other in row] for row in labels])
-            self._sums[label] = self._sums.get(label, 0) + moments[:, here].sum(dim=1)
+        effects = read.effects * is_drafted[..., None]
+        facts = [read.gains, read.variances, effects, torch.stack(distances, dim=-1)]
+        facts = torch.cat(facts, dim=-1)  # [B, T, 3 D + 5]
+        for label in {"", *(label for row in labels for label in row)}:
+            here = torch.tensor([[label in ("", other) for other in row] for row in labels])
+            here = facts[is_text & here].sum(dim=0)
+            self._sums[label] = self._sums.get(label, 0) + here
         if self._raises and not (found := self.found).passed:
             raise CertificateError(
                 "the texts of this run do not have the target's distribution; "
@@ -296,30 +292,29 @@ class Sentinel:
         leanings = _leanings(self._sums[""])
         most = max(range(len(leanings)), key=lambda number: abs(leanings[number].z))
         labels = sorted(self._sums.keys() - {""}, key=lambda label: (label == "bonus", label))
-        count = int(self._sums[""][2, 0])
-        loop = self._loop_distance
+        *means, count = self._sums[""][-5:].tolist()
+        distance, loop_distance, far, rounding = (mean / count for mean in means)
         return TextTest(
-            num_tokens=count,
+            num_tokens=int(count),
             num_texts=self._num_texts,
             log_e=self._wealth.log_e,
             log_peak=self._wealth.log_peak,
             false_alarm=self._alarm,
             leanings=leanings,
             positions={label: _leanings(self._sums[label])[most] for label in labels},
-            draft_distance=self._draft_distance / count,
-            accept_effects=tuple((self._effects / count / 100).tolist()),
-            loop_distance=None if loop is None else loop / count,
-            far_share=self._num_far[0].item() / count,
-            rounding_share=self._num_far[1].item() / count,
+            draft_distance=distance,
+            loop_distance=loop_distance if self._knows_loop else None,
+            far_share=far,
+            rounding_share=rounding,
             is_lossless=self._reader.generator.sampler.lossless,
         )
 
 
 def _leanings(sums: Tensor) -> tuple[Leaning, ...]:
-    """Of gains, variances and counts `[3, D]`."""
-    gains, variances, counts = sums
-    means, errors = (gains / counts).tolist(), (variances.sqrt() / counts).tolist()
-    return tuple(map(Leaning, DIRECTIONS, means, errors))
+    """Of one of `Sentinel._sums`."""
+    gains, variances, effects = sums[:-5].view(3, -1)
+    numbers = torch.stack([gains, variances.sqrt(), effects / 100]) / sums[-1]
+    return tuple(map(Leaning, DIRECTIONS, *numbers.tolist()))
 
 
 def _labels(steps: Sequence[RowStep], count: int) -> list[str]:

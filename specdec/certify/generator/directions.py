@@ -18,7 +18,6 @@ tree).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -126,8 +125,7 @@ DRAFT_ABOVE, TOP = 0, list(DIRECTIONS).index("top 1")
 """Those whose mean is twice a total variation, and a total variation."""
 
 
-@dataclass(frozen=True, eq=False)
-class Gains:
+class Gains(NamedTuple):
     """Of one token per row; float64, 0 where a row has ended.
 
     Args:

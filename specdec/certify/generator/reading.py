@@ -12,28 +12,21 @@ Legend: B rows, T tokens of a text, V vocabulary, D directions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    DynamicCache,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    PreTrainedModel,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import DynamicCache, LogitsProcessorList, PreTrainedModel
 
 from specdec.certify.generator.directions import Directions, Gains
 from specdec.certify.generator.learned import Learned
 from specdec.generator import SpeculativeGenerator
 from specdec.hf import WARPS, cache_argument
 from specdec.request import Request
+from specdec.request.options import WARPERS
 from specdec.request.prompts import left_padded
 from specdec.samplers.given import ROW_BITS, GivenText
 from specdec.types import Draft
@@ -41,12 +34,6 @@ from specdec.types import Draft
 _OTHER_SEEDS = 1 << 62
 """Seeds of rows that are read, beyond those of texts. Bits 32 to 61 number the first text."""
 _PIECE = 8
-_WARPERS = {
-    "temperature": TemperatureLogitsWarper,
-    "top_k": TopKLogitsWarper,
-    "top_p": TopPLogitsWarper,
-    "min_p": MinPLogitsWarper,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +88,7 @@ class Reader:
             if is_swapped:
                 probs, loop = loop, probs
             steps.append(directions.step(probs, draft, loop, other))
-        names = [each.name for each in fields(Gains)]
-        return Gains(*(torch.stack([getattr(s, n) for s in steps], dim=1).cpu() for n in names))
+        return Gains(*(torch.stack(each, dim=1).cpu() for each in zip(*steps, strict=True)))
 
     def distributions(
         self,
@@ -126,7 +112,7 @@ class Reader:
             raise ValueError(
                 "greedy texts are not drawn, so there is nothing to bet on; pass a temperature > 0"
             )
-        warpers = [_WARPERS[name](value) for name, value in warp.items() if value != WARPS[name]]
+        warpers = [w(warp[n]) for w, n in WARPERS.items() if warp.get(n, WARPS[n]) != WARPS[n]]
         processors = [LogitsProcessorList()] * len(prompts)
         for rows, own in request.processors:
             processors[rows] = [own] * len(processors[rows])

@@ -28,6 +28,8 @@ def most_accepted(paths: Paths) -> Tensor:
     valid = torch.full((count,), nodes - 1) if paths.valid is None else paths.valid
     row, node = (torch.arange(nodes) <= valid[:, None]).nonzero(as_tuple=True)  # [C]
     world, depth, prefix = paths.world[row], depths[node], paths.prefix[row, node]
+    if not depth.any():  # nothing is drafted
+        return torch.zeros(len(worlds), dtype=torch.float64)
     entries, first, vocab = [], 0, worlds.vocab_size
     for d in range(1, int(depths.max()) + 1):  # I(uy) - I(u) p(y | u) <= 0, uy of d tokens
         texts = vocab**d

@@ -4,6 +4,8 @@ Derivations are in README.md.
 Legend: B rows, P paths, D depth, N rows of the window (1 + P D), V vocabulary.
 """
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -35,22 +37,25 @@ def verify_greedy_path(
 
     Reference: Thomas, Pal, arXiv:2602.16961.
     """
-    of_paths = _OfPaths(draft, target_probs)
-    is_best, num_valid = of_paths.is_valid[:, 0], 0  # [B, P], [B]
-    for i in range(of_paths.depth):
-        is_there = of_paths.is_valid[:, i, -1:] if i else is_best.any(dim=1, keepdim=True)
-        num_valid = num_valid + is_there[:, 0].long()
-        for score in (of_paths.ratios[:, i], of_paths.tokens[:, i]):
-            score = score.masked_fill(~is_best, -1)
-            is_best = is_best & ((score == score.amax(dim=1, keepdim=True)) | ~is_there)
-    nodes = of_paths.nodes(is_best)
-    target = take_rows(target_probs, F.pad(nodes + 1, (1, 0)))  # [B, D + 1, V]
-    tokens, probs = draft.tokens.gather(1, nodes), take_rows(draft.probs, nodes)
-    probs = best_of(of_paths.count, of_paths.most, tokens, probs, target[:, :-1])
-    uniforms = VerifyUniforms(uniforms.accept.gather(1, nodes), uniforms.resample)
-    tokens, count = block_rule(Draft(tokens, probs, num_valid), target, uniforms)
-    extra = tokens.gather(1, count[:, None])[:, 0]
-    return of_paths.verdict(nodes, count, extra, largest_logits)
+    nodes, lengths = _nodes_of_paths(draft)
+    num_valid = torch.maximum(lengths[:, -1], lengths[:, 0].clamp(max=1))
+    tokens = draft.tokens.clamp(min=0)
+    entries = draft.window_parents * target_probs.shape[2] + tokens
+    ratios = _ratio(target_probs.flatten(1).gather(1, entries), draft.token_probs)
+    scores = torch.stack([ratios, tokens.to(ratios)], dim=2)[:, nodes]  # [B, P, D, 2]
+    is_left_out = torch.arange(draft.depth, device=nodes.device) >= num_valid[:, None]
+    scores = scores.masked_fill(is_left_out[:, None, :, None], 0)
+    is_best = lengths > 0  # [B, P]
+    for score in scores.flatten(2).unbind(dim=2):
+        score = score.masked_fill(~is_best, -1)
+        is_best = score == score.amax(dim=1, keepdim=True)
+    nodes = nodes[is_best.long().argmax(dim=1)]  # [B, D]
+    chain, target, draws = _chains(draft, target_probs, uniforms, nodes[:, None], num_valid)
+    count = (lengths > 0).sum(dim=1)
+    probs = best_of(count, draft.num_paths, chain.tokens, chain.probs, target[:, :-1])
+    tokens, length = block_rule(replace(chain, probs=probs), target, draws)
+    path, extra = Path(length, F.pad(nodes + 1, (1, 0))), tokens.gather(1, length[:, None])[:, 0]
+    return verdict_of(draft, path, extra, largest_logits, find_draft_faults(draft))
 
 
 def best_of(count: Tensor, most: int, tokens: Tensor, probs: Tensor, target: Tensor) -> Tensor:
@@ -97,37 +102,28 @@ def verify_sequential_paths(
     """Tries path after path until one is accepted in part: whether by SpecTr's k-sequential
     selection, and how far by the block rule.
 
-    A path is judged by `block_rule` with P_0 = 1 / divisor in place of 1, see `k_sequential`. If
-    none is accepted the extra token is drawn from what all of them leave of the target.
+    A path is judged by `block_rule` with P_0 = 1 / divisor, see `k_sequential`. If none is accepted
+    the extra token is drawn from what all of them leave of the target.
 
     Args and Returns: as `verify_greedy_path`.
 
     Reference: Sun et al., arXiv:2310.15141, for the selection; that block verification may follow
     it is derived in README.md.
     """
-    of_paths = _OfPaths(draft, target_probs)
-    # A zero row after the last token of each path: there nothing is subtracted.
-    probs = of_paths.levels(draft.probs).masked_fill(~of_paths.is_valid[..., None], 0.0)
-    divisor, rest = k_sequential(of_paths.count, target_probs[:, 0], probs[:, 0, 0])
-    chances = [(1 / divisor)[:, None].expand(-1, of_paths.most)]  # P_0, P_1, .. of [B, P]
-    for ratios in of_paths.ratios.unbind(1):
-        chances.append((chances[-1] * ratios).clamp(max=1))
-    chances = torch.stack(chances[1:], dim=1)  # [B, D, P]
-    accept, target = (of_paths.levels(x) for x in (uniforms.accept, target_probs[:, 1:]))
-    is_accepted = accept < chances  # of whole paths
-    residual = chances[..., None].to(target.dtype) * target  # what a path leaves after each token
-    residual[:, :-1] -= probs[:, 1:]
-    mass = residual.clamp_(min=0).sum(dim=-1, dtype=torch.float64)
-    is_end = of_paths.lengths == of_paths.is_valid.sum(dim=1, keepdim=True)
-    is_accepted = torch.where(is_end, is_accepted, accept * (mass + 1 - chances) < mass)
-    lengths = (is_accepted & of_paths.is_valid) * of_paths.lengths
-    lengths = lengths.amax(dim=1)  # [B, P]
-    is_first = (lengths > 0) & (lengths.cumsum(dim=1) == lengths)
-    nodes, count = of_paths.nodes(is_first), (lengths * is_first).sum(dim=1)
-    end = F.pad(nodes + 1, (1, 0)).gather(1, count[:, None])  # [B, 1]
-    left = take_rows(torch.cat([rest[:, None], residual.flatten(1, 2)], dim=1), end)
-    left = torch.where(left.sum(-1, keepdim=True) > 0, left, take_rows(target_probs, end))
-    return of_paths.verdict(nodes, count, draw(left[:, 0], uniforms.resample), largest_logits)
+    nodes, lengths = _nodes_of_paths(draft)
+    count, most = (lengths > 0).sum(dim=1), draft.num_paths
+    divisor, rest = k_sequential(count, target_probs[:, 0], draft.probs[:, 0])
+    of_all = nodes.expand(len(draft.tokens), -1, -1)
+    chains = _chains(draft, target_probs, uniforms, of_all, lengths.flatten())
+    tokens, lengths = block_rule(*chains, (1 / divisor).repeat_interleave(most))
+    extra = tokens.gather(1, lengths[:, None]).view(-1, most)
+    lengths = lengths.view(-1, most)
+    first = (lengths > 0).long().argmax(dim=1, keepdim=True)  # path that is accepted in part
+    length, extra = (x.gather(1, first)[:, 0] for x in (lengths, extra))
+    rest = torch.where(rest.sum(dim=-1, keepdim=True) > 0, rest, target_probs[:, 0])
+    extra = torch.where(length > 0, extra, draw(rest, uniforms.resample))
+    path = Path(length, F.pad(nodes[first[:, 0]] + 1, (1, 0)))
+    return verdict_of(draft, path, extra, largest_logits, find_draft_faults(draft))
 
 
 def k_sequential(count: Tensor, target: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,35 +159,27 @@ def k_sequential(count: Tensor, target: Tensor, probs: Tensor) -> tuple[Tensor, 
     return high, (target - scaled * tries[:, None].to(target.dtype)).clamp_(min=0)
 
 
-class _OfPaths:
-    """The nodes of paths as `[B, D, P]`; the last paths of a row may be shorter by a token."""
+def _nodes_of_paths(draft: Draft) -> tuple[Tensor, Tensor]:
+    """`[P, D]` the nodes of each path, and `[B, P]` how many a row has of them; the last paths of a
+    row may be shorter by a token.
+    """
+    nodes = torch.arange(draft.num_paths * draft.depth, device=draft.tokens.device)
+    nodes = nodes.view(draft.depth, draft.num_paths).T
+    lengths = (nodes[..., None] < draft.is_valid.sum(dim=1)).sum(dim=1).T
+    return nodes.clamp(max=draft.tokens.shape[1] - 1), lengths
 
-    def __init__(self, draft: Draft, target_probs: Tensor):
-        self.draft, self.most, self.depth = draft, draft.num_paths, draft.depth
-        self.lengths = torch.arange(1, self.depth + 1, device=draft.tokens.device)[:, None]
-        self.is_valid, tokens = self.levels(draft.is_valid), draft.tokens.clamp(min=0)
-        self.count = self.is_valid[:, 0].sum(dim=1)  # [B] paths
-        rows = draft.window_parents * target_probs.shape[2] + tokens
-        target = target_probs.flatten(1).gather(1, rows)
-        ratios = _ratio(target, draft.probs.gather(2, tokens[..., None])[..., 0])
-        self.ratios, self.tokens = self.levels(ratios), self.levels(tokens)
 
-    def levels(self, of_nodes: Tensor) -> Tensor:
-        """`[B, D, P, ...]` of `[B, K, ...]`."""
-        missing = self.depth * self.most - of_nodes.shape[1]
-        if missing:
-            of_nodes = F.pad(of_nodes, (0, 0) * (of_nodes.dim() - 2) + (0, missing))
-        return of_nodes.unflatten(1, (self.depth, self.most))
-
-    def nodes(self, is_chosen: Tensor) -> Tensor:
-        """`[B, D]`, the nodes on the first path that is chosen, `[B, P]` bool."""
-        nodes = is_chosen.long().argmax(dim=1, keepdim=True) + self.most * (self.lengths[:, 0] - 1)
-        return nodes.clamp(max=self.draft.tokens.shape[1] - 1)
-
-    def verdict(self, nodes: Tensor, count: Tensor, extra: Tensor, largest: Tensor) -> Verdict:
-        """That the first `count` `[B]` of these nodes are accepted, with an extra token."""
-        path, faults = Path(count, F.pad(nodes + 1, (1, 0))), find_draft_faults(self.draft)
-        return verdict_of(self.draft, path, extra, largest, faults)
+def _chains(
+    draft: Draft, target_probs: Tensor, uniforms: VerifyUniforms, nodes: Tensor, num_valid: Tensor
+) -> tuple[Draft, Tensor, VerifyUniforms]:
+    """Paths as a batch of chains, with `[B n]` tokens each, for `block_rule`; nodes `[B, n, D]`."""
+    window = F.pad(nodes + 1, (1, 0)).flatten(1)
+    target = take_rows(target_probs, window).unflatten(1, (nodes.shape[1], -1)).flatten(0, 1)
+    tokens, accept = (x.gather(1, nodes.flatten(1)) for x in (draft.tokens, uniforms.accept))
+    tokens, accept = (x.view(-1, nodes.shape[2]) for x in (tokens, accept))
+    probs = take_rows(draft.probs, nodes.flatten(1)).unflatten(1, nodes.shape[1:]).flatten(0, 1)
+    resample = uniforms.resample.repeat_interleave(nodes.shape[1])
+    return Draft(tokens, probs, num_valid), target, VerifyUniforms(accept, resample)
 
 
 def _ratio(target: Tensor, probs: Tensor) -> Tensor:

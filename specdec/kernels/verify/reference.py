@@ -43,14 +43,15 @@ def token_rule(
 
 
 def block_rule(
-    draft: Draft, target_probs: Tensor, uniforms: VerifyUniforms
+    draft: Draft, target_probs: Tensor, uniforms: VerifyUniforms, first: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Speculative sampling of a chain as a whole; no lossless rule accepts more of one path.
 
     With `P_0 = 1` and `P_i = min(1, P_{i-1} * target_i / draft_i)` of draft token i = 1..K, prefix
     i is accepted with probability `m_i / (m_i + 1 - P_i)`, where `m_i` is the sum of `max(0, P_i *
     target - draft)` over the row after the prefix, and the whole draft with `P_K`. The longest
-    accepted prefix n is kept. The extra token is drawn from `max(0, P_n * target - draft)`.
+    accepted prefix n is kept. The extra token is drawn from `max(0, P_n * target - draft)`. Another
+    P_0, `first` `[B]`, leaves the part 1 - P_0 of the target to other drafts.
 
     Args and Returns: as `token_rule`; `draft.probs` is needed (for point masses both rules are the
     same).
@@ -61,7 +62,7 @@ def block_rule(
     width = draft.tokens.shape[1]
     ratio = _at(target_probs[:, :width], draft.tokens).double()
     ratio = ratio / draft.token_probs
-    path = [torch.ones_like(ratio[:, 0])]  # P_0
+    path = [torch.ones_like(ratio[:, 0]) if first is None else first]  # P_0
     for i in range(width):
         path.append((path[-1] * ratio[:, i]).clamp(max=1))
     path = torch.stack(path, dim=1)  # [B, K + 1]
