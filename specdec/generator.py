@@ -230,7 +230,8 @@ class SpeculativeGenerator:
     def refresh(self) -> None:
         """Reads the models of target and drafter as they are now, after an edit that calls refuse:
         weights replaced where products are joined, another data type, other modules, adapters
-        switched, scaled or merged. No generation may be under way.
+        switched, scaled or merged. No generation may be under way. Plain numbers that a module
+        holds, such as a `scaling`, are read here too, and no call notices that they were edited.
 
         Raises:
             ValueError: a model can no longer be decoded.

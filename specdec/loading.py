@@ -241,9 +241,10 @@ def _find_pretrained(name: str) -> bool:
             "that, or put it on the model in Python"
         )
     if not name or path.exists() or ("/" in name and not is_repository_id(name)):
+        found = "there is none in it" if name and path.exists() else "there is no such folder"
         raise ValueError(
             f"cannot load {name!r}: it must be a folder with a config.json or a Hugging Face id, "
-            "and there is no such folder"
+            f"and {found}"
         )
     try:
         return not check_reachable(name)

@@ -96,6 +96,7 @@ REFUSED = {
     "ngram": "write lookup",
     "zoo:eagle": "the zoo's drafter must be 'model', 'eagle3', 'mask-token' or 'mtp', got 'eagle'",
     "./none": "there is no such folder; a drafter is none, lookup, .*mine.py:make",
+    ".": "must be a folder with a config.json or a Hugging Face id, and there is none in it",
     "adapter": "it holds a PEFT adapter; merge it into its model",
     "none.py:make": "there is no file none.py to take make from",
     "no_module:make": "no_module:make: ModuleNotFoundError: No module named 'no_module'",

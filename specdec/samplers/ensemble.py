@@ -16,10 +16,11 @@ class EnsembleSampler(Sampler):
     does not keep the target's distribution p.
 
     It is the rejection rule with the mixture in place of the target; of a tree q is what the first
-    child of a node was drawn from. Where the draft is a draw from
-    q, the distribution of each output token, given the tokens before it, is off by exactly
-    (1 - w) TV(q, p), thus TV <= 1 - w; K tokens together by at most the sum. A point-mass draft
-    counts as its one-hot distribution. The bonus token and greedy rows are exact.
+    child of a node was drawn from. Where the draft is a draw from q, the distribution of each
+    output token, given the tokens before it, is off by exactly (1 - w) TV(q, p), thus TV <= 1 - w;
+    K tokens together by at most the sum. A point-mass draft counts as its one-hot distribution. The
+    bonus token and greedy rows are exact. What is asked of the target (truncation,
+    `min_new_tokens`, processors, grammars) does not bind the draft's share.
 
     Args:
         target_weight: w in 0..1; 1 is `RejectionSampler`.
