@@ -114,7 +114,7 @@ def bets(*, file: str, names: list[str], way: str) -> None:
     _, ax = plt.subplots(figsize=(7, 3), layout="constrained")
     for name in names:
         curve = runs[name]["curves"][way]
-        ax.plot(runs[name]["tokens"][: len(curve)], curve, marker=".", label=name)
+        ax.plot(runs[name]["tokens"][: len(curve)], curve, label=name)
     ax.axhline(math.log(1000), color="#999999", linestyle=":", label="e = 1 000")
     ax.set(xlabel="tokens", ylabel="log e-value", xscale="log", ylim=(-2, 11))
     ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
