@@ -113,7 +113,7 @@ def main() -> None:
     from lm_eval.__main__ import cli_evaluate
 
     model_type()
-    if not torch.accelerator.is_available():  # else accelerate counts one process of torchrun's
+    if not torch.accelerator.is_available():  # else accelerate counts one process
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     cli_evaluate()
 
