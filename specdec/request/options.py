@@ -140,7 +140,8 @@ def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:
     model = neutral(target.model) if is_neutral else target.model
     warp = {name: given.pop(name) for name in WARPS if name in given}
     said = given.get("do_sample", getattr(given.get("generation_config"), "do_sample", None))
-    several = given.pop("num_return_sequences", None)  # HF asks for do_sample beside it
+    # Set below, together with `do_sample`: HF refuses it beside do_sample=False.
+    several = given.pop("num_return_sequences", None)
     config, given = _merged(model.generation_config, given)
     copies = several or config.num_return_sequences or 1
     rows = copies * len(input_ids)
