@@ -6,7 +6,9 @@ installed version and names what is new there.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import transformers
@@ -38,6 +40,65 @@ def cache_argument(model: PreTrainedModel) -> str:
         f"{type(model).__name__} cannot be decoded: its forward has no argument for HF's cache "
         f"({', '.join(CACHES)}){newer_than_tried()}. Use HF generate for this model"
     )
+
+
+def takes_positions(model: PreTrainedModel) -> bool:
+    """Whether a model's forward can be told where tokens stand."""
+    return "position_ids" in inspect.signature(type(model).forward).parameters
+
+
+def special_tokens(model: PreTrainedModel) -> set[int]:
+    """Ids that stand for something else than text: padding, ends, places of pictures."""
+    configs = model.config, model.config.get_text_config()
+    values = (
+        v for c in configs for n, v in vars(c).items() if n.endswith(("token_id", "token_index"))
+    )
+    return {
+        token
+        for value in values
+        for token in (value if isinstance(value, list | tuple) else [value])
+        if isinstance(token, int)
+    }
+
+
+def attention_homes(model: PreTrainedModel) -> list[ModuleType]:
+    """The modelling files whose attention modules look a function up by name."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    homes = {sys.modules.get(kind.__module__) for kind in kinds}
+    found = (home for home in homes if hasattr(home, "ALL_ATTENTION_FUNCTIONS"))
+    return sorted(found, key=lambda home: home.__name__)
+
+
+def attention_names(model: PreTrainedModel) -> list[str]:
+    """Names of the attention functions that its configurations ask for."""
+    configs = (module.config for module in model.modules() if isinstance(module, PreTrainedModel))
+    names = dict.fromkeys(config._attn_implementation for config in configs)
+    return [name for name in names if name is not None]
+
+
+def attention_functions(homes: Sequence[ModuleType], names: Sequence[str]) -> list[Callable]:
+    """What attention modules of these files call where the configuration asks for these names."""
+    functions = (
+        home.ALL_ATTENTION_FUNCTIONS.get(name) or getattr(home, "eager_attention_forward", None)
+        for home in homes
+        for name in names
+        if "/" not in name  # a kernel of the hub, which HF has loaded
+    )
+    return [function for function in functions if function is not None]
+
+
+def foreign_attention(model: PreTrainedModel) -> str | None:
+    """The attention function that a model calls, if it is none of HF's and none of the model's own
+    file: one that was registered, or put in the place of HF's.
+    """
+    for home in attention_homes(model):
+        for function in attention_functions([home], attention_names(model)):
+            # Not `__module__`, which functools.wraps copies.
+            origin = getattr(function, "__globals__", {}).get("__name__", "")
+            if origin != home.__name__ and not origin.startswith("transformers."):
+                name = getattr(function, "__qualname__", type(function).__name__)
+                return f"{origin}.{name}".removeprefix(".")
+    return None
 
 
 def position_limit(config: PreTrainedConfig) -> int | None:
@@ -77,6 +138,10 @@ def without_renaming(forward: Callable) -> Callable:
     return forward
 
 
+IGNORED_ATTRIBUTES = {"training", "rope_deltas"}
+"""Attributes of modules that decide nothing: views are in evaluation mode and are given positions.
+"""
+
 ATTENTION_FIELD, EXPERTS_FIELD = "_attn_implementation_internal", "_experts_implementation_internal"
 """Fields of a configuration with the implementation that its layers run."""
 
@@ -109,6 +174,48 @@ UNDERSTOOD_LAYERS = {
     *("conv", "hybrid", "mlp", "moe", "sparse", "dense"),
 }
 """Kinds of `config.layer_types` that run over slots."""
+
+_ONE_LENGTH = "its decoder counts positions from one length of all rows, and takes no position_ids"
+_FROM_IDS = (
+    "it counts positions from the padding ids in one call, so that they depend on how a text is cut"
+)
+_OWN_CACHE = "its state lives outside of HF's cache, which specdec puts its slots in the place of"
+_INDEXED = "its layers choose keys by an index of their own, whose keys need slots, too"
+CAUSES = {
+    "bloom": "its biases count keys from the shape of a padding mask, and it takes no position_ids",
+    "gpt_neo": "its local layers mask by a buffer indexed by the number of keys, not by positions",
+    "gpt_neox_japanese": "its attention views all keys as one block of memory, which slots are not",
+    "git": "its attention adds a mask of its own, which it makes from the tokens of one call",
+    "roformer": "it rotates by positions from one length of all rows, and takes no position_ids",
+    **dict.fromkeys(("bart", "mbart", "marian", "pegasus", "plbart", "mvp", "trocr"), _ONE_LENGTH),
+    **dict.fromkeys(("bigbird_pegasus", "blenderbot", "blenderbot-small", "whisper"), _ONE_LENGTH),
+    **dict.fromkeys(("roberta", "roberta-prelayernorm", "camembert", "xlm-roberta"), _FROM_IDS),
+    **dict.fromkeys(("xlm-roberta-xl", "xmod", "data2vec-text"), _FROM_IDS),
+    "cpmant": "it puts learned tokens before the text, and reads the whole text in every call",
+    "doge": "it masks keys by the values of all that are stored, garbage among them",
+    "gemma3n": "its layers hand on four streams, stacked before the rows of the batch",
+    "gemma3n_text": "its layers hand on four streams, stacked before the rows of the batch",
+    "hrm_text": "it runs the same layers in cycles, with a cache layer for each run",
+    "longcat_flash": "each of its layers holds two attentions with a cache layer each",
+    **dict.fromkeys(
+        ("minimax", "recurrent_gemma", "rwkv", "xlnet", "reformer", "xlstm"), _OWN_CACHE
+    ),
+    "musicgen": "its tokens are of four codebooks, not single ids",
+    "musicgen_melody": "its tokens are of four codebooks, not single ids",
+    "prophetnet": "it reads one token in a call with a cache",
+    "xlm": "it reads the whole text in every call",
+    "blt": "it cuts bytes into patches whose number depends on the text",
+    "zaya": "its layers keep keys and values and a recurrent state beside them",
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4", "mistral_large4"), _INDEXED),
+}
+"""Of model types that are refused: why, as their modelling files show (transformers 5.24)."""
+
+
+def cause_of_refusal(model: PreTrainedModel) -> str:
+    """Why a model of this type cannot be decoded, for messages; empty if it is not known."""
+    kinds = {model.config.model_type, model.config.get_text_config().model_type}
+    return next((f": {CAUSES[kind]}" for kind in sorted(kinds & CAUSES.keys())), "")
+
 
 WINDOWED_LAYERS = {"sliding_attention": "sliding window", "chunked_attention": "chunks"}
 """Kinds of layers that must be seen to have a window, and what the window is called."""

@@ -7,16 +7,25 @@ so.
 
 from __future__ import annotations
 
-import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from torch import nn
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+from transformers import DynamicCache, PreTrainedModel
 
-from specdec.hf import WINDOWED_LAYERS, cache_argument, newer_than_tried
+from specdec.hf import (
+    IGNORED_ATTRIBUTES,
+    WINDOWED_LAYERS,
+    attention_functions,
+    attention_homes,
+    attention_names,
+    cache_argument,
+    cause_of_refusal,
+    foreign_attention,
+    newer_than_tried,
+)
 from specdec.target.attention import ATTENTION, PROBE, LearnedLayer
 from specdec.target.cache import Chunk, KeyValueShape
 from specdec.target.experts import step_experts
@@ -25,16 +34,19 @@ from specdec.target.joint import separate_weights, siblings
 from specdec.target.memory import MixerPlan
 from specdec.target.mixers import WatchedCache, closing_gates
 from specdec.target.route import Choices, Route
-from specdec.target.self_test import compare, trial_texts
+from specdec.target.self_test import compare
 from specdec.target.views import open_view
-from specdec.target.wrappers import refuse_joint_quantisation, replaced_forwards, structure
+from specdec.target.witness import PlainForwardError, trial_texts
+from specdec.target.wrappers import (
+    copied_values,
+    refuse_joint_quantisation,
+    remark_on_hooks,
+    replaced_forwards,
+    structure,
+)
 
 _KNOWN: WeakKeyDictionary[PreTrainedModel, dict[bool, tuple]] = WeakKeyDictionary()
 """Of each model that was tried: (description, route), without and with `fuse`."""
-
-
-class LeftOutError(ValueError):
-    """HF's own forward, as the model was loaded, leaves out a part of the model."""
 
 
 def find_route(model: PreTrainedModel, *, fuse: bool = False) -> Route:
@@ -47,7 +59,7 @@ def find_route(model: PreTrainedModel, *, fuse: bool = False) -> Route:
         fuse: join products and compile pointwise work; see `Target`.
 
     Raises:
-        LeftOutError: the model is loaded so that its plain forward leaves out a part of it.
+        PlainForwardError: the model is loaded so that its plain forward leaves out a part of it.
         ValueError: none does; the message says what each of them ran into. Or quantised layers
             read tokens jointly.
     """
@@ -101,11 +113,14 @@ def _without_one(choices: Choices, error: ValueError) -> Choices | None:
 
 def _passing(model: PreTrainedModel, choices: Choices) -> Route:
     """The first route that passes the self-test with these choices."""
-    complaints = []
-    for learn in (_through_attention_interface, _with_dense_mask):
+    complaints, ways = [], (_through_attention_interface, _with_dense_mask)
+    if foreign := foreign_attention(model):  # which specdec's would silently stand in for
+        ways = (_with_dense_mask,)
+        complaints = [f"its attention function {foreign} is none of transformers'"]
+    for learn in ways:
         try:
             complaint, route = compare(model, replace(learn(model), choices=choices))
-        except LeftOutError:
+        except PlainForwardError:
             raise
         except Exception as error:  # whatever a foreign model raises means: not this route
             complaint = f"{type(error).__name__}: {error}"
@@ -115,8 +130,9 @@ def _passing(model: PreTrainedModel, choices: Choices) -> Route:
     replaced = [f"{name or 'the model'}.forward" for name in replaced_forwards(model)]
     note = "; a function in the place of {} may call another model than a view of this one"
     raise ValueError(
-        f"{type(model).__name__} cannot be decoded over specdec's cache "
-        f"({'; then '.join(complaints)}){note.format(replaced[0]) if replaced else ''}"
+        f"{type(model).__name__} cannot be decoded over specdec's cache{cause_of_refusal(model)} "
+        f"({'; then '.join(dict.fromkeys(complaints))})"
+        f"{note.format(replaced[0]) if replaced else ''}{remark_on_hooks(model)}"
         f"{newer_than_tried()}. Use HF generate for this model"
     )
 
@@ -129,7 +145,7 @@ def _through_attention_interface(model: PreTrainedModel) -> Route:
     windows: dict[int, int | Chunk | None] = {}
     for layer, (mask, module, has_softcap) in learned.items():
         if has_softcap and model.config.get_text_config()._attn_implementation == "sdpa":
-            raise LeftOutError(
+            raise PlainForwardError(
                 f"{type(model).__name__} caps its attention scores, which HF's sdpa leaves "
                 "out; load it with attn_implementation='eager'"
             )
@@ -142,6 +158,13 @@ def _through_attention_interface(model: PreTrainedModel) -> Route:
                 "chunks"
             )
         windows[layer] = fitting[0]
+    for layer, kept in enumerate(DynamicCache(config=model.config.get_text_config()).layers):
+        if getattr(kept, "is_sliding", False) and windows.get(layer, 0) is None:
+            raise PlainForwardError(
+                f"{type(model).__name__} sees the whole text in layer {layer}, but HF's cache "
+                "forgets what lies before a sliding window, since its configuration names one: HF "
+                "generate and HF's forward write other texts. Set config.sliding_window = None"
+            )
     for layer, kind in _windowed_layers(model).items():
         if windows.get(layer) is None:
             raise ValueError(f"layer {layer} is {kind} but has no {WINDOWED_LAYERS[kind]}")
@@ -195,41 +218,48 @@ def _windowed_layers(model: PreTrainedModel) -> dict[int, str]:
 
 def description(model: PreTrainedModel) -> tuple:
     """What decides the result of the self-test, to be compared with that of another moment: the
-    modules with their settings, hooks and replaced forwards, the configurations, the attention
-    functions, adapters, and the data type, device and shape of every tensor. Values of weights
-    decide nothing, since rounding is measured relative to them. Modules and hooks are referred to
-    weakly, so that a description keeps no model alive.
+    modules with their settings, hooks and forwards, the configurations, the attention functions,
+    adapters, and the data type, device and shape of every tensor. Values of weights decide nothing,
+    since rounding is measured relative to them. Modules and hooks are referred to weakly, so that a
+    description keeps no model alive.
     """
     modules = [(ref(m), *_settings(m)) for m in model.modules()]
     configs = {id(m.config): m.config for m in model.modules() if "config" in vars(m)}
-    # HF's own comparison raises an error where layers differ in the width of their heads.
-    values = {number: _values(config) for number, config in configs.items()}
-    names = {c._attn_implementation for c in configs.values() if isinstance(c, PreTrainedConfig)}
-    functions = {n: _weakly(ALL_ATTENTION_FUNCTIONS.get(n)) for n in (*names, ATTENTION)}
+    values = {number: copied_values(config) for number, config in configs.items()}
+    functions = attention_functions(attention_homes(model), [*attention_names(model), ATTENTION])
+    everywhere = *_global_forward_hooks.values(), *_global_forward_pre_hooks.values()
+    code = [*map(_weakly, (*functions, *everywhere))]
     tensors = [(t.dtype, t.device, t.shape) for t in (*model.parameters(), *model.buffers())]
-    return modules, values, functions, structure(model)[1], tensors
-
-
-def _values(config: object) -> object:
-    """A copy of a configuration's values and its class, configurations in it likewise."""
-    if not isinstance(config, PreTrainedConfig):
-        return copy.deepcopy(config)
-    return type(config), {name: _values(value) for name, value in vars(config).items()}
+    return modules, values, code, structure(model)[1], tensors
 
 
 def _settings(module: nn.Module) -> tuple[dict, list]:
-    """Plain values among a module's attributes, and its hooks and replaced forward."""
-    values, code = {}, []
+    """Plain values and tensors among a module's attributes; and its class, with its forward, its
+    hooks and a forward in the place of it.
+    """
+    values, code = {}, [type(module), type(module).forward]
     for name, value in vars(module).items():
-        if name == "training":  # views are in evaluation mode
+        if name in IGNORED_ATTRIBUTES:
             continue
         if isinstance(value, bool | int | float | str | None):
             values[name] = value
+        elif isinstance(value, Tensor):
+            values[name] = _Same(value)
         elif name == "forward":
             code.append(_weakly(value))
         elif "_hooks" in name and isinstance(value, dict):
             code += map(_weakly, value.values())
     return values, code
+
+
+@dataclass
+class _Same:
+    """Compares tensors as objects."""
+
+    tensor: Tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.tensor is self.tensor
 
 
 def _weakly(value: object) -> object:

@@ -19,9 +19,9 @@ from specdec.graphs.tree import tables
 from specdec.target.cache import SlotCache
 from specdec.target.memory import MixerPlan, Place
 from specdec.target.route import Route
-from specdec.target.self_test import trial_texts
 from specdec.target.view import wrap_forward
 from specdec.target.views import forward, open_views
+from specdec.target.witness import trial_texts
 
 
 class WatchedCache(DynamicCache):

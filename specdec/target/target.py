@@ -23,10 +23,10 @@ from specdec.target.features import FeatureLayer, Queries, check_layers
 from specdec.target.route import Route
 from specdec.target.views import Views, forward, open_views
 from specdec.target.wrappers import (
+    Surface,
     refuse_adapters_by_row,
     refuse_training,
     refuse_unsupported,
-    replaced_forwards,
     structure,
     unwrap,
 )
@@ -81,7 +81,7 @@ class SlotModel:
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
         self.max_positions = position_limit(self.config)
-        self._structure, self._forwards = structure(model), replaced_forwards(model)
+        self._structure, self._surface = structure(model), Surface(model)
         self._dtype = model.dtype
         self.route: Route = route
         if vars(self).pop("_views", None):
@@ -114,10 +114,11 @@ class SlotModel:
         return tuple(self.route.choices.notes.values())
 
     def __getstate__(self) -> dict:
-        return {name: value for name, value in vars(self).items() if name != "_views"}
+        left_out = "_views", "_surface"
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict) -> None:
-        vars(self).update(state, _forwards={})  # a copied function still calls the first model
+        vars(self).update(state, _surface=None)  # a copied function still calls the first model
 
     @property
     def device(self) -> torch.device:
@@ -140,8 +141,8 @@ class SlotModel:
         """Raises `ValueError`, with what to do, if the model has other modules, another vocabulary,
         data type or mode than when it was wrapped, or would run under autocast.
 
-        Forwards that were replaced meanwhile, as trainers and `torch.compile` do, are followed: the
-        model is tried once more.
+        What else was changed meanwhile is followed, and the model tried once more: hooks, forwards
+        that trainers and `torch.compile` replace, attributes, configurations, attention functions.
         """
         name, views = type(self.model).__name__, vars(self).get("_views")
         (modules, adapters), (old_modules, old_adapters) = structure(self.model), self._structure
@@ -164,7 +165,7 @@ class SlotModel:
             )
         refuse_training(self.model)
         refuse_adapters_by_row(modules)
-        if replaced_forwards(self.model, modules) != self._forwards:
+        if self._surface is None or self._surface.has_changed(self.model):
             self.refresh()
 
     def check_trees(self) -> None:

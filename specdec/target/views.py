@@ -202,7 +202,8 @@ def forward(
         positions, limit = window.text_positions, views.max_positions
         fits = limit is None or (cache.padding_slot < limit and position_offset is None)
         inputs["position_ids"] = positions if fits else positions.clamp(max=limit - 1)
-    elif views.max_positions is not None:  # MPT, whose table of biases has a column for each
+    if views.route.attention is None and views.max_positions is not None:
+        # Tables of biases and masks, as of MPT and GPT-Neo, have a column for each position.
         window.num_attended = min(window.num_attended, views.max_positions)
     cuts_logits = "logits_to_keep" in views.arguments
     if cuts_logits:

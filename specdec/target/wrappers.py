@@ -4,16 +4,26 @@ is compared to notice that a model was changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copy
+from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.graphs.tree import modules_of
-from specdec.hf import UNDERSTOOD_LAYERS, cache_argument
+from specdec.hf import (
+    UNDERSTOOD_LAYERS,
+    attention_functions,
+    attention_homes,
+    attention_names,
+    cache_argument,
+    cause_of_refusal,
+)
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
@@ -69,8 +79,8 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
     if foreign:
         layers = ", ".join(foreign)
         raise ValueError(
-            f"{name} has layers that specdec cannot run over slots: {layers}; use HF generate for "
-            "this model"
+            f"{name} has layers that specdec cannot run over slots: {layers}"
+            f"{cause_of_refusal(model)}; use HF generate for this model"
         )
     cache_argument(model)
 
@@ -166,13 +176,66 @@ def structure(model: nn.Module) -> tuple[list[nn.Module], list[tuple]]:
     return modules, adapters
 
 
-def replaced_forwards(
-    model: nn.Module, modules: list[nn.Module] | None = None
-) -> dict[str, Callable]:
-    """By module, what runs in place of the forward of its class; `modules` are the model's, where
-    they are known.
+class Surface:
+    """All of a model that its views do not follow by themselves, to be compared with itself at a
+    later moment, in less than a millisecond: attributes of modules and their classes, hooks,
+    configurations, and the attention functions that are registered.
+
+    Args:
+        model: without wrappers.
     """
-    if not any("forward" in vars(module) for module in modules or modules_of(model)):
-        return {}  # of nearly all models, and without their names; asked in every call
-    replaced = ((name, vars(module).get("forward")) for name, module in model.named_modules())
-    return {name: forward for name, forward in replaced if forward is not None}
+
+    def __init__(self, model: PreTrainedModel):
+        self._homes = attention_homes(model)
+        self._seen = self._look(model)
+
+    def has_changed(self, model: PreTrainedModel) -> bool:
+        """Whether it looks otherwise than at the last call of this, or at first."""
+        before, self._seen = self._seen, self._look(model)
+        try:
+            return before != self._seen  # of the same objects, without looking into them
+        except (RuntimeError, ValueError):  # a tensor or an array in the place of another
+            return True
+
+    def _look(self, model: PreTrainedModel) -> list:
+        modules = modules_of(model)
+        kinds = {*map(type, modules)}
+        hooked = (m for m in modules if m._forward_hooks or m._forward_pre_hooks)
+        hooks = [[*m._forward_hooks, None, *m._forward_pre_hooks] for m in hooked]
+        configs = {id(m.config): m.config for m in modules if isinstance(m, PreTrainedModel)}
+        values = [copied_values(config) for config in configs.values()]
+        functions = attention_functions(self._homes, attention_names(model))
+        attributes = chain.from_iterable(vars(module).values() for module in modules)
+        everywhere = [*_global_forward_hooks, None, *_global_forward_pre_hooks]
+        code = [(kind, kind.forward) for kind in sorted(kinds, key=id)]
+        return [everywhere, functions, values, code, hooks, [*attributes]]
+
+
+def copied_values(config: object) -> object:
+    """A copy of a configuration's values and its class, configurations in it likewise."""
+    # HF's own comparison raises an error where layers differ in the width of their heads.
+    if not isinstance(config, PreTrainedConfig):
+        return copy.deepcopy(config)
+    return type(config), {name: copied_values(value) for name, value in vars(config).items()}
+
+
+def replaced_forwards(model: PreTrainedModel) -> list[str]:
+    """Names of modules that run something in the place of the forward of their class."""
+    return [name for name, module in model.named_modules() if "forward" in vars(module)]
+
+
+def remark_on_hooks(model: PreTrainedModel) -> str:
+    """What to do about hooks, where there are some, for messages."""
+    hooked = (
+        name or type(model).__name__
+        for name, module in model.named_modules()
+        if module._forward_hooks or module._forward_pre_hooks
+    )
+    names = ", ".join([*dict.fromkeys([*hooked, *replaced_forwards(model)])][:3])
+    everywhere = " of all modules" if _global_forward_hooks or _global_forward_pre_hooks else ""
+    if not names and not everywhere:
+        return ""
+    return (
+        f"; a hook or replaced forward of {names}{everywhere} has to act alike on every position, "
+        "not on hidden[:, -1] or on calls of one token: see 'Interventions' in docs/models.md"
+    )

@@ -1,0 +1,355 @@
+"""What depends on how a text is cut into calls, and what runs in a model beside HF's code, is equal
+to HF's own `generate`, or refused in words; nothing is silently another text.
+
+The witness is HF's `generate` of the model as it is, with its hooks, attention functions and
+windows.
+"""
+
+import itertools
+
+import pytest
+import torch
+import transformers
+from architectures import VOCAB, build
+from torch.nn.utils import parametrize
+from transformers import AttentionInterface
+from transformers.models.llama import modeling_llama
+
+from specdec import SpeculativeGenerator
+
+WINDOWS = [5, 12, 30, 70, 255]
+
+
+def gpt_neo(window: int, num_positions: int = 512):
+    """Every second layer is local, by a buffer that it indexes by the number of keys."""
+    torch.manual_seed(0)
+    config = transformers.GPTNeoConfig(
+        **{"vocab_size": VOCAB, "hidden_size": 32, "num_layers": 2, "num_heads": 4},
+        **{"attention_types": [[["global", "local"], 1]], "window_size": window},
+        **{"max_position_embeddings": num_positions, "initializer_range": 0.2},
+    )
+    return transformers.GPTNeoForCausalLM(config).eval()
+
+
+def hf_text(model, ids, count: int = 24) -> list[int]:
+    """HF's greedy text of one row."""
+    options = {"max_new_tokens": count, "do_sample": False, "eos_token_id": None}
+    mask = torch.ones_like(ids)
+    return model.generate(ids, attention_mask=mask, pad_token_id=0, **options)[0].tolist()
+
+
+def is_equal_or_refused(model, generator=None, *, length: int = 9, count: int = 24) -> str:
+    """'equal' or the words of a refusal; fails for any other text than HF's."""
+    ids = (torch.arange(length) * 5 % (VOCAB - 1) + 1)[None]
+    expected = hf_text(model, ids, count)
+    short = ids[:, 2:]
+    drafters = [None, "lookup", "self:64"] if generator is None else [generator]
+    for drafter in drafters:
+        try:
+            made = drafter if generator else SpeculativeGenerator(model, drafter)
+            options = {"max_new_tokens": count, "eos_token_id": None, "pad_token_id": 0}
+            assert made.generate(ids, **options).sequences[0].tolist() == expected
+            ragged = torch.cat([torch.nn.functional.pad(short, (2, 0)), ids])
+            mask = torch.ones_like(ragged)
+            mask[0, :2] = 0
+            rows = made.generate(ragged, mask, **options).new_tokens.tolist()
+            assert rows[1] == expected[length:]
+            assert rows[0] == hf_text(model, short, count)[length - 2 :]
+        except ValueError as error:
+            return str(error)
+    return "equal"
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_window_by_the_number_of_keys_is_seen(window):
+    found = is_equal_or_refused(gpt_neo(window), length=window - 2, count=60)
+    assert "GPTNeoForCausalLM cannot be decoded over specdec's cache" in found
+    assert "differs from its plain forward" in found
+
+
+def test_the_same_model_is_decoded_where_its_positions_end_with_the_window():
+    assert is_equal_or_refused(gpt_neo(128, 128), length=60, count=60) == "equal"
+
+
+VECTOR = torch.randn(32, generator=torch.Generator().manual_seed(0)) * 2
+
+
+def the_last_token(module, args, out):
+    out = out.clone()
+    out[:, -1] += VECTOR
+    return out
+
+
+def the_first_column(module, args, out):
+    out = out.clone()
+    out[:, 0] += VECTOR
+    return out
+
+
+def calls_of_one_token(module, args, out):
+    return out + VECTOR if out.shape[1] == 1 else out
+
+
+def calls_of_several(module, args, out):
+    return out + VECTOR if out.shape[1] > 1 else out
+
+
+def the_mean_of_a_call(module, args, out):
+    return out + out.mean(dim=1, keepdim=True)
+
+
+CALLS = itertools.count()
+
+
+def every_second_call(module, args, out):
+    return out + VECTOR if next(CALLS) % 2 else out
+
+
+def every_position(module, args, out):
+    return out + VECTOR
+
+
+def without_a_direction(module, args, out):
+    unit = VECTOR / VECTOR.norm()
+    return out - (out @ unit)[..., None] * unit
+
+
+def before_the_layer(hook):
+    """The same for the input of a module."""
+    return lambda module, args: (hook(module, args, args[0]), *args[1:])
+
+
+PLACES = [
+    *(the_last_token, the_first_column, calls_of_one_token, calls_of_several, the_mean_of_a_call),
+    every_second_call,
+]
+SOUND = [every_position, without_a_direction]
+WHERE = ["model.layers.1", "model.layers.0.mlp", "model.layers.2.self_attn.o_proj", "model.norm"]
+WHERE += ["model.embed_tokens", "model.layers.2"]
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("hook", PLACES, ids=lambda hook: hook.__name__)
+@pytest.mark.parametrize("kind", ["before", "after", "input"])
+def test_a_hook_that_looks_at_the_place_in_a_call_is_refused(hook, where, kind):
+    if kind == "input" and where == "model.embed_tokens":
+        return  # ids
+    model = build("llama")
+    generator = SpeculativeGenerator(model, "lookup") if kind == "after" else None
+    module = model.get_submodule(where)
+    if kind == "input":
+        module.register_forward_pre_hook(before_the_layer(hook))
+    else:
+        module.register_forward_hook(hook)
+    found = is_equal_or_refused(model, generator)
+    assert "depends on how a text is cut into calls" in found
+    assert where in found
+    assert "Interventions" in found
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "deepseek_v3", "qwen3_next"])
+def test_such_a_hook_is_seen_in_half_precision_and_beside_experts(name, dtype):
+    model = build(name, dtype=dtype)
+    SpeculativeGenerator(model, None)
+    layer = model.model.layers[1]
+    layer.register_forward_hook(
+        lambda module, args, out: the_last_token(module, args, out).to(dtype)
+    )
+    with pytest.raises(ValueError, match=r"a hook or replaced forward of model\.layers\.1 has"):
+        SpeculativeGenerator(model, None)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("hook", SOUND, ids=lambda hook: hook.__name__)
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_a_hook_that_acts_alike_on_every_position_is_run(hook, where, kind):
+    model = build("llama")
+    generator = SpeculativeGenerator(model, "lookup") if kind == "after" else None
+    plain = hf_text(model, torch.arange(1, 10)[None])
+    model.get_submodule(where).register_forward_hook(hook)
+    assert hf_text(model, torch.arange(1, 10)[None]) != plain
+    assert is_equal_or_refused(model, generator) == "equal"
+
+
+def test_a_hook_for_all_modules_is_seen():
+    model = build("llama")
+    generator = SpeculativeGenerator(model, "lookup")
+
+    def hook(module, args, out):
+        if isinstance(module, modeling_llama.LlamaDecoderLayer):
+            return the_last_token(module, args, out)
+
+    handle = torch.nn.modules.module.register_module_forward_hook(hook)
+    try:
+        assert "is cut into calls" in is_equal_or_refused(model, generator)
+    finally:
+        handle.remove()
+    assert is_equal_or_refused(model, generator) == "equal"
+
+
+def test_a_model_that_sees_what_follows_is_refused():
+    model = build("llama")
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+    assert "is cut into calls" in is_equal_or_refused(model)
+
+
+def sharpened(module, query, key, value, mask, **options):
+    scores = query @ modeling_llama.repeat_kv(key, query.shape[1] // key.shape[1]).mT
+    scores = 1.5 * scores * options["scaling"]
+    if mask is None:
+        count, length = scores.shape[-2:]
+        mask = torch.full((count, length), -torch.inf).triu(length - count + 1)
+    scores = scores + mask
+    values = modeling_llama.repeat_kv(value, query.shape[1] // value.shape[1])
+    return (scores.softmax(dim=-1) @ values).transpose(1, 2).contiguous(), None
+
+
+def without_a_head(module, query, key, value, mask, **options):
+    out, weights = sharpened(module, query, key, value, mask, **options)
+    out = out.clone()
+    out[:, :, 1] = 0
+    return out, weights
+
+
+def without_the_first_key(module, query, key, value, mask, **options):
+    key = key.clone()
+    key[:, :, 0] = 0
+    return sharpened(module, query, key, value, mask, **options)
+
+
+def by_its_own_mask(module, query, key, value, mask, **options):
+    return sharpened(module, query, key, value, None, **options)
+
+
+def only_the_newest_keys(module, query, key, value, mask, **options):
+    return sharpened(module, query, key[:, :, -3:], value[:, :, -3:], None, **options)
+
+
+FUNCTIONS = [sharpened, without_a_head, without_the_first_key]
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """`AttentionInterface.register` until the end of a test."""
+    mapping = dict(AttentionInterface._global_mapping)
+    monkeypatch.setattr(AttentionInterface, "_global_mapping", mapping)
+    return AttentionInterface.register
+
+
+@pytest.mark.parametrize(
+    "when", ["before", "after", "in the place of eager", "in the place of sdpa"]
+)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_an_attention_function_of_the_users_own_is_run_as_it_is(
+    function, when, register, monkeypatch
+):
+    model = build("llama")
+    plain = hf_text(model, torch.arange(1, 10)[None])
+    generator = SpeculativeGenerator(model, "lookup") if when == "after" else None
+    if when == "in the place of eager":
+        model.set_attn_implementation("eager")
+        monkeypatch.setattr(modeling_llama, "eager_attention_forward", function)
+    else:
+        name = "sdpa" if when == "in the place of sdpa" else "mine"
+        register(name, function)
+        model.set_attn_implementation(name)
+    assert hf_text(model, torch.arange(1, 10)[None]) != plain
+    assert is_equal_or_refused(model, generator) == "equal"
+
+
+@pytest.mark.parametrize("function", [by_its_own_mask, only_the_newest_keys])
+def test_one_that_takes_no_mask_is_refused_by_name(function, register):
+    register("mine", function)
+    model = build("llama")
+    model.set_attn_implementation("mine")
+    found = is_equal_or_refused(model)
+    names = f"{function.__name__} is none of transformers'", "is cut into calls"
+    assert any(name in found for name in names)
+
+
+def test_one_beside_sliding_windows_is_refused_by_name(register):
+    register("mine", sharpened)
+    model = build("gemma3")
+    model.set_attn_implementation("mine")
+    found = is_equal_or_refused(model)
+    assert "is none of transformers'" in found or "is cut into calls" in found
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def parametrised(model):
+    parametrize.register_parametrization(model.model.layers[1].mlp.down_proj, "weight", Doubled())
+
+
+def sharper(model):
+    model.model.layers[1].self_attn.scaling *= 2
+    model.model.layers[1].self_attn.scaling *= 2
+
+
+def another_activation(model):
+    model.model.layers[0].mlp.act_fn = torch.nn.Tanh()
+
+
+def another_class(model):
+    class Attention(modeling_llama.LlamaAttention):
+        def forward(self, hidden_states, *args, **kwargs):
+            return super().forward(2 * hidden_states, *args, **kwargs)
+
+    model.model.layers[0].self_attn.__class__ = Attention
+
+
+def a_forward_that_looks_at_the_place(model):
+    layer = model.model.layers[1]
+    forward = layer.forward
+    layer.forward = lambda *args, **kwargs: the_last_token(layer, args, forward(*args, **kwargs))
+
+
+def a_tensor_among_attributes(model):
+    model.model.layers[1].steer = VECTOR
+
+
+EDITS = [parametrised, sharper, another_activation, another_class, a_tensor_among_attributes]
+EDITS += [a_forward_that_looks_at_the_place]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
+def test_an_edit_of_a_model_is_followed_or_refused(edit, when):
+    model = build("llama")
+    layer = model.model.layers[1]
+    layer.steer = torch.zeros(32)
+    layer.register_forward_hook(lambda module, args, out: out + module.steer)
+    generator = SpeculativeGenerator(model, "lookup") if when == "after" else None
+    edit(model)
+    found = is_equal_or_refused(model, generator)
+    if edit is a_forward_that_looks_at_the_place:
+        assert "is cut into calls" in found
+    elif edit in (parametrised, another_activation) and when == "after":
+        assert "call generator.refresh()" in found
+    else:
+        assert found == "equal"
+
+
+def test_a_trial_leaves_what_a_model_notes_down_as_it_was():
+    model = build("llama")
+    layer = model.model.layers[1]
+    layer.noted = 0
+
+    def note(module, args, out):
+        module.noted, module.new = module.noted + 1, 1
+
+    layer.register_forward_hook(note)
+    SpeculativeGenerator(model, None)
+    assert layer.noted == 0
+    assert not hasattr(layer, "new")
+
+
+def test_a_window_that_only_hfs_cache_knows_is_refused_in_words():
+    """HF's cache of such a model forgets what its forward sees."""
+    found = is_equal_or_refused(build("llama", sliding_window=70), length=90)
+    assert "Set config.sliding_window = None" in found
