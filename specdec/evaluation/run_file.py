@@ -46,6 +46,11 @@ class EvaluatedRow:
     steps: list[RowStep]
 
     @property
+    def key(self) -> tuple[str, int, int]:
+        """What names the row in its run: prompt, turn and sample."""
+        return self.prompt, self.turn, self.sample
+
+    @property
     def new_tokens(self) -> list[int]:
         """The text."""
         return [token for step in self.steps for token in step.new_tokens]
