@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from specdec.arguments import check_choice
+from specdec.atomic import write_text
 from specdec.evaluation import plots
 from specdec.evaluation.evaluation import SPEED_UNIT, Evaluation
 from specdec.evaluation.intervals import MIN_CLUSTERS, Estimate, counted, holm
@@ -466,7 +467,7 @@ class StudyFolder:
         every = [*known, *(each for each in cells if each not in known)]
         content = {"timed": timed, "cells": [{"cell": c, "file": f} for c, f in every]}
         text = json.dumps(content, indent=1)
-        (self.path / _CONTENTS).write_text(text, encoding="utf-8")
+        write_text(self.path / _CONTENTS, text)
 
 
 def file_of(rule: Cell) -> str:
