@@ -91,10 +91,12 @@ def ablate(
 
 def _typed(study: Any, texts: dict[str, str] | None) -> dict[str, Any] | None:
     """The values that a study has under these texts; other texts stay, and are refused there."""
+    from specdec.evaluation.study import number
+
     if texts is None:
         return None
     known = {
-        n: {f"{v:g}" if isinstance(v, float) else str(v): v for v in values}
+        n: {number(v) if isinstance(v, float) else str(v): v for v in values}
         for n, values in study.axes.items()
     }
     return {name: known.get(name, {}).get(text, text) for name, text in texts.items()}

@@ -82,6 +82,14 @@ class Study(Tabular):
     timed: bool = False
     missing: int = 0
 
+    def __post_init__(self):
+        keys = [tuple(sorted(cell.items(), key=str)) for cell in self.cells]
+        if len(keys) != len(self.runs) or len(set(keys)) < len(keys):
+            raise ValueError(
+                f"a study needs a run of each cell and no cell twice, got {len(keys)} cells, "
+                f"{len(set(keys))} of them different, and {len(self.runs)} runs"
+            )
+
     @cached_property
     def axes(self) -> dict[str, list[Any]]:
         """The values of every axis, in their order."""
@@ -480,10 +488,20 @@ def file_of(rule: Cell) -> str:
     parts = []
     for name, value in rule.items():
         if value is not None:
-            text = f"{value:g}" if isinstance(value, float) else str(value)
+            text = number(value) if isinstance(value, float) else str(value)
             text = text if name in CHOICES[:3] else f"{name}={text}"
             parts.append(re.sub(r"[^\w.=+]+", "-", text.replace("temperature=", "T="))[-60:])
     return "_".join(parts) + ".jsonl"
+
+
+def number(value: float) -> str:
+    """As short as it can be told from other numbers.
+
+    Example:
+        >>> number(1.0), number(0.1234567)
+        ('1', '0.1234567')
+    """
+    return short if float(short := f"{value:g}") == value else repr(value)
 
 
 def _rank(run: Evaluation, of: str) -> float:
@@ -498,7 +516,7 @@ def _label(axis: str, value: Any) -> str:
     if axis == "draft" and value is not None:
         return f"tree {value}"
     if axis == "temperature":
-        return f"T = {value:g}"
+        return f"T = {number(value)}"
     if axis in CHOICES:
         return "own" if value is None else str(value)
     return f"{axis} = {value}"

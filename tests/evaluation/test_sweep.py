@@ -22,6 +22,7 @@ from specdec import (
     evaluate,
 )
 from specdec.evaluation import Evaluation, Study, difference, read_study, sweep
+from specdec.evaluation.study import file_of
 
 ROOT = Path(__file__).parents[2]
 TARGET = build("llama")
@@ -232,6 +233,19 @@ def test_bold_is_what_beats_every_other_cell_of_its_column_and_conditions():
     assert not Study(cells, [few, many, same]).table("draft").bold
     cells[1]["temperature"] = 1.0  # other conditions are no rivals
     assert not Study(cells[:2], [few, many]).table("draft").bold
+
+
+def test_nothing_is_lost_under_a_name_that_two_have():
+    rng = np.random.default_rng(0)
+    first, second = made(rng, 0.5), made(rng, 0.5)
+    near = [{"drafter": "a", "draft": 2, "temperature": t} for t in (0.1234567, 0.1234568)]
+    study = Study(near, [first, second])
+    assert len(study.ranked()) == 2
+    assert len({file_of(cell) for cell in near}) == 2
+    with pytest.raises(ValueError, match="2 cells, 1 of them different"):
+        Study([near[0], dict(near[0])], [first, second])
+    with pytest.raises(ValueError, match="and 1 runs"):
+        Study(near, [first])
 
 
 def test_of_equal_cells_none_is_called_worse_however_many_there_are():
