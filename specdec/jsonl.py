@@ -10,6 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from specdec.atomic import append
+
+
+def append_lines(path: Path, *contents: Any) -> None:
+    """Adds lines, all or none of them, and waits until they are on the disk.
+
+    Raises:
+        OSError: they could not be written; the file is as before.
+    """
+    append(path, b"".join(json.dumps(content).encode() + b"\n" for content in contents))
+
 
 def read_lines(path: Path, *, only_whole: bool = False) -> Iterator[tuple[int, Any]]:
     """The numbered contents of the lines that are not blank.

@@ -15,7 +15,7 @@ import specdec
 
 PACKAGE = Path(specdec.__file__).parent
 FLOORS = {
-    **dict.fromkeys(["arguments", "hf", "processes", "settings", "types", "graphs"], 1),
+    **dict.fromkeys(["arguments", "atomic", "hf", "processes", "settings", "types", "graphs"], 1),
     **dict.fromkeys(["jsonl", "results", "trace", "show"], 2),
     **dict.fromkeys(["kernels", "target"], 3),
     "samplers": 4,

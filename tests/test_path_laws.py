@@ -379,3 +379,24 @@ def test_a_race_would_draw_one_path_many_times():
     generator = SpeculativeGenerator(MODEL, make("model", tree="2x3 paths"), CouplingSampler())
     with refused("paths that are drawn by one race (CouplingSampler) are all the same"):
         generator.generate(torch.tensor([[5, 3]]), max_new_tokens=4, do_sample=True, seed=1)
+
+
+@pytest.mark.parametrize("favoured", [0, 1])
+@pytest.mark.parametrize("better", [0, 1])
+def test_paths_are_compared_by_the_tokens_in_which_they_differ_and_not_by_rounding(
+    better, favoured
+):
+    """Two paths begin with the same two tokens. What follows these was computed twice, in rows of
+    its own for each path, which differ by rounding.
+    """
+    tokens = torch.tensor([[1, 1, 2, 2, 3, 3]])
+    tokens[0, 4 + better] = 0  # the target likes 0 four times as much as 3, the draft does not
+    probs = torch.full((1, 6, 4), 0.25)
+    target = torch.full((1, 7, 4), 0.25)
+    target[:, 3:5] = torch.tensor([0.6, 0.125, 0.125, 0.15])
+    target[:, [1 + favoured, 3 + favoured]] *= 1 + 1e-6
+    parents = torch.tensor([[-1, -1, 0, 1, 2, 3]])
+    draft = Draft(tokens, probs, parents=parents, depth=3, num_paths=2)
+    uniforms = kernel.VerifyUniforms(torch.full((1, 6), 1e-3), torch.full((1,), 0.5))
+    verdict = kernel.verify_greedy_path(draft, target, torch.zeros(1, 7), uniforms)
+    assert verdict.path.tolist() == [[0, 1 + better, 3 + better, 5 + better]]

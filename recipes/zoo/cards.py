@@ -24,6 +24,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from recipes.zoo import sources
 from specdec import zoo
+from specdec.atomic import write_text
 from specdec.evaluation.evaluate import evaluate
 from specdec.generator import SpeculativeGenerator
 from specdec.training.trainer import ObjectiveTrainer
@@ -160,7 +161,7 @@ def write_card(
             "transformers": transformers.__version__,
         },
     }
-    (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+    write_text(folder / "card.json", json.dumps(card, indent=2) + "\n")
 
 
 def measure_acceptance(name: str) -> dict:
@@ -217,7 +218,7 @@ def write_acceptance(name: str, weights_dir: Path) -> None:
     path = weights_dir / zoo.DRAFTERS[name] / "card.json"
     card = json.loads(path.read_text(encoding="utf-8"))
     card["acceptance"] = measure_acceptance(name)
-    path.write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(card, indent=2) + "\n")
 
 
 def _describe_model(model: nn.Module) -> dict:

@@ -28,6 +28,7 @@ from recipes.zoo import cards, models, sources
 from recipes.zoo.owntext import continue_windows
 from recipes.zoo.tokenizer import train_tokenizer
 from specdec import zoo
+from specdec.atomic import replacing, replacing_files, write_text
 from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.mask_token import MaskTokenDrafter
 from specdec.drafters.mtp import MTPDrafter
@@ -108,7 +109,8 @@ OPTIMIZER = "Muon for the hidden matrices, AdamW for embedding, vocabulary head,
 def make_tokenizer(out_dir: Path) -> None:
     """Train the tokenizer on the standard library and save it beside the target's weights."""
     texts = (corpus.read_source(path) for path in corpus.library_files())
-    train_tokenizer(texts).save_pretrained(out_dir / "target")
+    with replacing_files(out_dir / "target") as new:
+        train_tokenizer(texts).save_pretrained(new)
 
 
 def make_target(out_dir: Path, work_dir: Path, plan: Plan) -> None:
@@ -140,7 +142,8 @@ def make_text(
     rows = [row for rows in made for row in rows]
     work_dir.mkdir(parents=True, exist_ok=True)
     ends = np.cumsum([len(row) for row in rows])[:-1]
-    np.savez_compressed(work_dir / f"{name}.npz", tokens=np.concatenate(rows), ends=ends)
+    with replacing(work_dir / f"{name}.npz") as file:
+        np.savez_compressed(file, tokens=np.concatenate(rows), ends=ends)
 
 
 def make_draft(out_dir: Path, work_dir: Path, plan: Plan) -> None:
@@ -233,7 +236,7 @@ def make_correction(out_dir: Path, work_dir: Path, plan: Plan, *, control: bool 
     card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
     parts = ("recipe", "run", "data", "versions")
     card["plain head"] = before.get("plain head", {part: before[part] for part in parts})
-    (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+    write_text(folder / "card.json", json.dumps(card, indent=2) + "\n")
 
 
 def make_mtp(out_dir: Path, work_dir: Path, plan: Plan) -> None:
@@ -288,7 +291,8 @@ def _drafters_stream(
 
 def _export(model: LlamaForCausalLM, folder: Path) -> LlamaForCausalLM:
     """Save the weights in bfloat16, and return what a user will load, in float32."""
-    model.to("cpu", torch.bfloat16).save_pretrained(folder)
+    with replacing_files(folder) as new:
+        model.to("cpu", torch.bfloat16).save_pretrained(new)
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 

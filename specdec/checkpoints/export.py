@@ -17,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from specdec.arguments import check_choice, check_path, shown
+from specdec.atomic import replacing, replacing_files, write_text
 from specdec.checkpoints.file_parts import SCALINGS
 from specdec.checkpoints.head_layouts import LAYOUTS
 from specdec.checkpoints.layout import HeadLayout, Written
@@ -207,9 +208,11 @@ def write_checkpoint(folder: str | Path, keys: dict[str, Any], tensors: dict[str
     except OSError as error:
         raise ValueError(f"folder {folder} cannot be made: {error.strerror}") from error
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    (folder / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
     text = json.dumps(keys | {"producer": "specdec"}, indent=2)
-    (folder / "config.json").write_text(f"{text}\n", encoding="utf-8")
+    with replacing_files(folder) as new:
+        with replacing(new / "model.safetensors") as file:
+            file.write(save(tensors, metadata={"format": "pt"}))
+        write_text(new / "config.json", f"{text}\n")
 
 
 def refuse_another_model(folder: Path, names: Collection[str] = ()) -> None:

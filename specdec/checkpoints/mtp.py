@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, __version__
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from specdec.arguments import check_choice, check_path, shown
+from specdec.atomic import replacing_files, write_text
 from specdec.checkpoints import hf_layers
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.export import refuse_another_model, write_checkpoint
@@ -298,12 +299,17 @@ def _save_with_target(
             # A copy, since HF takes tensors that share memory for tied ones and refuses them.
             name = layout.stored(depth, rest, num_layers)
             tensors[name] = x.detach().to(dtype, copy=True)
-    target.save_pretrained(folder, state_dict=target.state_dict() | tensors)
-    path = folder / "config.json"
-    keys = json.loads(path.read_text(encoding="utf-8"))
-    keys.get("text_config", keys)[_COUNTS[0]] = len(head.layers)
-    keys |= layout.keys | {"producer": "specdec"}
-    path.write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
+    with replacing_files(folder) as new:
+        target.save_pretrained(new, state_dict=target.state_dict() | tensors)
+        path = new / "config.json"
+        keys = json.loads(path.read_text(encoding="utf-8"))
+        keys.get("text_config", keys)[_COUNTS[0]] = len(head.layers)
+        keys |= layout.keys | {"producer": "specdec"}
+        write_text(path, json.dumps(keys, indent=2) + "\n")
+        written = {file.name for file in new.iterdir()}
+    for old in folder.glob("*.safetensors*"):  # parts of an earlier call that had others
+        if old.name not in written:
+            old.unlink()
 
 
 def _is_earlier(folder: Path, layout: Layout) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from typer import Argument, BadParameter, Option
 
+from specdec.atomic import replacing
 from specdec.cli.evaluate import print_as
 from specdec.cli.options import Format
 from specdec.show.table import need
@@ -76,21 +77,26 @@ def ablate(
             raise KeyboardInterrupt(f"what was measured is in {output}") from None
         finally:
             if team().is_first and output.is_dir():
-                (output / "study.toml").write_bytes(study.read_bytes())
+                with replacing(output / "study.toml") as file:
+                    file.write(study.read_bytes())
     tables = found.tables()
     if any((columns, of, minus, over)):
         tables = [found.table(columns, of, minus=_typed(found, minus), over=_typed(found, over))]
     print_as(format, tables, {"timed": found.timed, "cells": found.records()})
     if plot is not None and team().is_first:
-        found.plot(of=of).savefig(plot, dpi=150)
+        plot = plot if plot.suffix else plot.with_suffix(".png")  # as matplotlib does
+        with replacing(plot) as file:
+            found.plot(of=of).savefig(file, dpi=150, format=plot.suffix[1:])
 
 
 def _typed(study: Any, texts: dict[str, str] | None) -> dict[str, Any] | None:
     """The values that a study has under these texts; other texts stay, and are refused there."""
+    from specdec.evaluation.study import number
+
     if texts is None:
         return None
     known = {
-        n: {f"{v:g}" if isinstance(v, float) else str(v): v for v in values}
+        n: {number(v) if isinstance(v, float) else str(v): v for v in values}
         for n, values in study.axes.items()
     }
     return {name: known.get(name, {}).get(text, text) for name, text in texts.items()}

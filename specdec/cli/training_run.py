@@ -28,6 +28,7 @@ from specdec import (
     evaluate,
     processes,
 )
+from specdec.atomic import replacing_files, write_text
 from specdec.cli.options import refuse
 from specdec.cli.training_options import LONGEST_ROWS, STEPS, Run
 from specdec.evaluation.intervals import counted
@@ -97,13 +98,14 @@ def train(run: Run, others: list[str]) -> None:
     if held_out:
         trainer.add_callback(_evaluation(run, trainer, target, drafter, held_out))
     if trainer.is_world_process_zero():
-        Path(args.output_dir, RECORD).write_text(json.dumps(record), encoding="utf-8")
+        write_text(Path(args.output_dir, RECORD), json.dumps(record))
     trainer.train_or_resume()
     if trainer.is_world_process_zero():
         whole = () if run.layout is None else (run.layout, target)  # as engines want it
         notes = drafter.save_pretrained(run.output, *whole)
         if whole:
-            tokenizer.save_pretrained(run.output)
+            with replacing_files(run.output) as new:
+                tokenizer.save_pretrained(new)
         for note in notes or ():
             print(f"note: {note}")
         _print_next(run)

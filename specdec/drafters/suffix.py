@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from specdec.arguments import (
@@ -27,6 +27,7 @@ from specdec.arguments import (
     check_tensor,
     shown,
 )
+from specdec.atomic import replacing
 from specdec.drafters.lookup import PromptLookupDrafter, are_alike, following, last_tokens
 from specdec.samplers.noise import Drawing
 from specdec.settings import plain
@@ -182,7 +183,8 @@ class SuffixDrafter(PromptLookupDrafter):
 
     def save(self, path: str | Path) -> None:
         """Writes the memory to a safetensors file."""
-        save_file(self._saved(), check_path("path", path, what="a file"))
+        with replacing(check_path("path", path, what="a file")) as file:
+            file.write(save({name: x.cpu().contiguous() for name, x in self._saved().items()}))
 
     def load(self, path: str | Path) -> None:
         """Replaces the memory by the latest tokens of one that was saved.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,16 +28,20 @@ from specdec.results import RowStep, SpeculationStats
 from specdec.settings import differences
 from specdec.show.table import Table, Tabular
 
+SPEED_UNIT = "separate batch"
+"""What intervals of speed resample: `Evaluation.separate_batches`."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation(Tabular):
     """Texts that were generated, and every number that follows from them.
 
     Intervals of rates resample prompts (with all their turns and samples), intervals of speed
-    resample batches, which are what the clock measures.
+    resample batches, which are what the clock measures; batches with prompts in common, such as
+    samples of one prompt, are taken together.
 
     Args:
-        batches: what was generated, with its times.
+        batches: what was generated, with its times; no row twice.
         num_draft_tokens: K; `None` where nothing is known of drafts, of other programs.
         about: models, plan, versions, hardware, data.
         level: of the intervals.
@@ -46,6 +51,15 @@ class Evaluation(Tabular):
     num_draft_tokens: int | None
     about: dict[str, Any] = field(default_factory=dict)
     level: float = LEVEL
+
+    def __post_init__(self):
+        counts = Counter(row.key for row in self.rows)
+        if twice := [key for key, count in counts.items() if count > 1]:
+            prompt, turn, sample = twice[0]
+            raise ValueError(
+                f"{len(twice)} rows come twice, turn {turn} of sample {sample} of prompt "
+                f"{prompt!r} for instance; pass each batch once"
+            )
 
     @property
     def rows(self) -> list[EvaluatedRow]:
@@ -85,6 +99,23 @@ class Evaluation(Tabular):
         sizes = {"num_draft_tokens": self.num_draft_tokens or 0, "depth": self.stats.depth}
         return {prompt: SpeculationStats(steps, **sizes) for prompt, steps in found.items()}
 
+    @cached_property
+    def separate_batches(self) -> list[list[EvaluatedBatch]]:
+        """The batches, in groups without a prompt in common: samples of one prompt are together."""
+        from scipy.sparse import coo_array  # on use, so that `import specdec` stays fast
+        from scipy.sparse.csgraph import connected_components
+
+        count, prompts = len(self.batches), {p: i for i, p in enumerate(self.stats_of_prompts)}
+        pairs = {
+            (b, count + prompts[r.prompt]) for b, own in enumerate(self.batches) for r in own.rows
+        }
+        size, links = count + len(prompts), tuple(np.array(sorted(pairs)).T)
+        graph = coo_array((np.ones(len(pairs)), links), shape=(size, size))
+        groups: dict[int, list[EvaluatedBatch]] = {}
+        for label, batch in zip(connected_components(graph)[1], self.batches, strict=False):
+            groups.setdefault(int(label), []).append(batch)
+        return list(groups.values())
+
     @property
     def tokens_per_second(self) -> float:
         """Emitted tokens / seconds."""
@@ -110,11 +141,11 @@ class Evaluation(Tabular):
             for c in counts
         ]
         emitted = [[sum(c.emitted), sum(c.steps)] for c in counts]
-        times = [[batch.num_new_tokens, sum(batch.seconds)] for batch in self.batches]
+        times = [tokens_and_seconds(group) for group in self.separate_batches]
         (efficiency,) = bootstrap(emitted, ratio, level=level, unit="prompt")
-        (speed,) = bootstrap(times, ratio, level=level, unit="batch")
+        (speed,) = bootstrap(times, ratio, level=level, unit=SPEED_UNIT)
         taken = [[1e3 * seconds, tokens] for tokens, seconds in times]
-        (per_token,) = bootstrap(taken, ratio, level=level, unit="batch")
+        (per_token,) = bootstrap(taken, ratio, level=level, unit=SPEED_UNIT)
         rates = rate_estimates(totals, depth, level=level, unit="prompt")
         rates["block_efficiency"] = efficiency
         if self.num_draft_tokens is None:
@@ -135,15 +166,14 @@ class Evaluation(Tabular):
 
     def table(self) -> Table:
         """Acceptance and speed by category, with intervals."""
-        categories = self.categories if len(self.categories) > 1 else {}
-        parts = {**categories, "all": self}
-        rows = []
-        for name, part in parts.items():
+        parts = [*self.categories.items(), ("all", self)]  # a category may be called "all"
+        rows, parts = [], parts if len(parts) > 2 else parts[1:]
+        for name, part in parts:
             names = ("acceptance_length", "acceptance_rate", "block_efficiency")
             figures = [format(part.estimates[n], ".2f") for n in names]
             speed = format(part.estimates["tokens_per_second"], ".0f")
             rows.append([name or "none", str(part._num_prompts), *figures, speed])
-        fewest, own = min(part._num_prompts for part in parts.values()), self._num_prompts
+        fewest, own = min(part._num_prompts for _, part in parts), self._num_prompts
         note = f"Brackets: {100 * self.level:g} % bootstrap intervals over prompts"
         note += f"; none for fewer than {MIN_CLUSTERS}." if fewest < MIN_CLUSTERS else "."
         if own < MIN_CLUSTERS:
@@ -168,13 +198,12 @@ class Evaluation(Tabular):
         """Acceptance lengths of this run beside those of another one, by category. The note names
         all settings in which the runs differ, the chat template and its variables among them.
         """
-        ours, theirs = ({**run.categories, "all": run} for run in (self, other))
-        names = [name for name in ours if name != "all" and len(ours) > 2] + ["all"]
-        lengths = [
-            [str(part.estimates["acceptance_length"]) if part else "" for part in pair]
-            for pair in ((ours[name], theirs.get(name)) for name in names)
+        ours, theirs = self.categories, other.categories
+        parts = [(name, part, theirs.get(name)) for name, part in ours.items() if len(ours) > 1]
+        rows = [
+            [name or "none", *(str(p.estimates["acceptance_length"]) if p else "" for p in pair)]
+            for name, *pair in [*parts, ("all", self, other)]
         ]
-        rows = [[name or "none", *pair] for name, pair in zip(names, lengths, strict=True)]
         runs = (other.about.get("run", {}), self.about.get("run", {}))
         differing = ", ".join(differences(*runs)) or "nothing"
         return Table(["category", "here", "there"], rows, (f"The runs differ in {differing}.",))
@@ -199,3 +228,8 @@ class Evaluation(Tabular):
             k = about["run"]["drafter"]["num_draft_tokens"]
             check_integer("num_draft_tokens", k or 0, 0)
         return cls(batches, k, about)
+
+
+def tokens_and_seconds(batches: list[EvaluatedBatch]) -> tuple[int, float]:
+    """Of some batches together."""
+    return sum(b.num_new_tokens for b in batches), sum(sum(b.seconds) for b in batches)

@@ -1,9 +1,12 @@
 """Uncertainty of a measured number: bootstrap intervals over clusters.
 
 Steps of one text depend on each other, so what is resampled is a *cluster*: a prompt with all its
-turns and samples (for rates), or a batch of prompts (for times).
+turns and samples (for rates), or all batches with prompts in common (for times).
 
-Legend: n clusters, m totals of a cluster, R resamples, s statistics, K draft tokens.
+An interval is of one number. Which of several numbers differ is another question, whose answers
+hold together (`paired_p_values` and `holm`).
+
+Legend: n clusters, m totals of a cluster, R resamples, s statistics, K draft tokens, c cells.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,7 +23,6 @@ from specdec.arguments import check_integer, check_number
 from specdec.show.table import Table
 
 LEVEL = 0.95
-NUM_RESAMPLES = 2000
 MIN_CLUSTERS = 6
 """Fewer clusters get no interval: it would cover the truth less often than its level."""
 
@@ -92,7 +95,7 @@ def bootstrap(
     statistic: Callable[[np.ndarray], np.ndarray],
     *,
     level: float = LEVEL,
-    num_resamples: int = NUM_RESAMPLES,
+    num_resamples: int | None = None,
     seed: int = 0,
     unit: str = "cluster",
 ) -> list[Estimate]:
@@ -106,7 +109,7 @@ def bootstrap(
         totals: `[n, m]`, of each cluster.
         statistic: from summed totals `[..., m]` to the statistics `[..., s]`.
         level: of the intervals.
-        num_resamples: R.
+        num_resamples: R; by default 10 000, more of few clusters, fewer of thousands.
         seed: of the resampling, so that the same data gives the same interval.
         unit: what a cluster is, in the note of estimates without an interval.
 
@@ -130,7 +133,7 @@ def resampled(
     sizes: Sequence[int],
     *,
     level: float = LEVEL,
-    num_resamples: int = NUM_RESAMPLES,
+    num_resamples: int | None = None,
     seed: int = 0,
     unit: str = "cluster",
 ) -> list[Estimate]:
@@ -143,13 +146,14 @@ def resampled(
         level, num_resamples, seed, unit: as in `bootstrap`.
     """
     check_number("level", level, above=0, below=1)
+    if num_resamples is None:
+        num_resamples = _num_resamples(sizes[0])
     check_integer("num_resamples", num_resamples, 1)
     values = statistic(*(np.ones((1, n), dtype=int) for n in sizes))[0]
     if sizes[0] < MIN_CLUSTERS:
         note = f"no interval: {counted(sizes[0], unit)}"
         return [Estimate(float(value), level=level, note=note) for value in values]
-    draws = np.random.default_rng(seed)
-    found = statistic(*(draws.multinomial(n, [1 / n] * n, num_resamples) for n in sizes))
+    found = statistic(*(_counts(n, num_resamples, seed, i) for i, n in enumerate(sizes)))
     tail = expanded_tail((1 - level) / 2, sizes[0])
     ends = np.full((2, found.shape[1]), np.nan)
     known = ~np.isnan(found).all(axis=0)
@@ -160,6 +164,22 @@ def resampled(
     ]
 
 
+def _num_resamples(n: int) -> int:
+    """More of few clusters, whose percentiles lie further out; fewer of thousands, for memory."""
+    return max(2_000, min(max(10_000, 400_000 // n), 10_000_000 // n))
+
+
+@lru_cache(2)
+def _counts(n: int, num_resamples: int, seed: int, index: int) -> np.ndarray:
+    """How often each of n members is taken, `[R, n]`; kept, since a table needs it many times."""
+    draws = np.random.default_rng([seed, index]).integers(n, size=(num_resamples, n))
+    draws += n * np.arange(num_resamples)[:, None]
+    counts = np.bincount(draws.ravel(), minlength=num_resamples * n)
+    counts = counts.reshape(num_resamples, n).astype(np.float64)
+    counts.flags.writeable = False
+    return counts
+
+
 def taken(counts: np.ndarray) -> np.ndarray:
     """The members `[R, n]` that are taken so often, for statistics of more than sums.
 
@@ -168,7 +188,8 @@ def taken(counts: np.ndarray) -> np.ndarray:
         [[0, 0, 2]]
     """
     rows, n = counts.shape
-    return np.repeat(np.tile(np.arange(n), rows), counts.ravel()).reshape(rows, n)
+    times = counts.ravel().astype(int)
+    return np.repeat(np.tile(np.arange(n), rows), times).reshape(rows, n)
 
 
 def expanded_tail(tail: float, n: int) -> float:
@@ -181,6 +202,67 @@ def expanded_tail(tail: float, n: int) -> float:
     from scipy import special  # on use, so that `import specdec` stays fast
 
     return float(special.ndtr(math.sqrt(n / (n - 1)) * special.stdtrit(n - 1, tail)))
+
+
+def paired_p_values(totals: ArrayLike) -> np.ndarray:
+    """Of each two of c ratios that were measured on the same clusters: how probable a difference
+    as large as theirs is if they are equal.
+
+    A t test of the ratios' linear parts. Its degrees of freedom are those of a variance that is
+    estimated from clusters of unequal weights: n - 1 where all weigh the same.
+
+    Args:
+        totals: `[n, c, 2]`, of each cluster and cell, what is divided and by what.
+
+    Returns:
+        `[c, c]`, two-sided; 1 where nothing can be told: fewer than 6 clusters, a ratio that is not
+        known, or two that are equal in every cluster.
+
+    Example:
+        >>> totals = np.array([[[3.0, 2.0], [5.0, 2.0]], [[2.0, 2.0], [4.1, 2.0]]] * 4)
+        >>> float(paired_p_values(totals)[0, 1]) < 1e-6
+        True
+
+    Reference: Cochran, Sampling Techniques, 1977 (variance of a ratio); Satterthwaite, An
+    approximate distribution of estimates of variance components, 1946 (degrees of freedom).
+    """
+    from scipy import special  # on use, so that `import specdec` stays fast
+
+    totals = np.asarray(totals, dtype=np.float64)
+    n, values = len(totals), ratio(totals.sum(axis=0))[:, 0]
+    if n < MIN_CLUSTERS:
+        return np.ones((len(values), len(values)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        weights = totals[..., 1] / totals[..., 1].sum(axis=0)  # [n, c], NaN of what is not known
+        parts = totals[..., 0] / totals[..., 1].sum(axis=0) - values * weights  # sum to 0
+        covariance = parts.T @ parts * n / (n - 1)
+        own = np.diag(covariance)
+        variances = own[:, None] + own - 2 * covariance
+        variances[variances <= 1e-12 * (own[:, None] + own)] = 0.0  # rounding
+        differences = np.abs(values[:, None] - values)
+        differences[differences <= 1e-12 * np.abs(values)] = 0.0
+        squares = np.nan_to_num(weights).sum(axis=1) ** 2
+        freedom = squares.sum() ** 2 / (squares**2).sum() - 1
+        p_values = 2 * special.stdtr(freedom, -differences / np.sqrt(variances))
+    return np.where(np.isnan(p_values), 1.0, p_values)
+
+
+def holm(p_values: ArrayLike) -> np.ndarray:
+    """P-values of a family of tests that hold together: to reject all at most 0.05 rejects a true
+    hypothesis, even one, with probability 0.05 at most, however the tests depend on each other.
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03]).round(3).tolist()
+        [0.03, 0.06, 0.06]
+
+    Reference: Holm, A simple sequentially rejective multiple test procedure, 1979.
+    """
+    p_values = np.asarray(p_values, dtype=np.float64)
+    order = p_values.argsort()
+    factors = np.arange(len(p_values), 0, -1)
+    adjusted = np.empty_like(p_values)
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(factors * p_values[order]))
+    return adjusted
 
 
 def rate_estimates(totals: ArrayLike, k: int, *, level: float, unit: str) -> dict[str, Estimate]:

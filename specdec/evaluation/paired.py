@@ -1,30 +1,39 @@
-"""`difference`: how much more one run accepts than another, paired over the prompts of both."""
+"""`difference`: how much more one run accepts than another, paired over the prompts of both; and
+which of several runs differ.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
 from specdec.arguments import check_choice
-from specdec.evaluation.evaluation import Evaluation
-from specdec.evaluation.intervals import Estimate, bootstrap, ratio
+from specdec.evaluation.evaluation import SPEED_UNIT, Evaluation, tokens_and_seconds
+from specdec.evaluation.intervals import Estimate, bootstrap, paired_p_values, ratio
 
-Totals = dict[str | int, tuple[float, float]]
-"""Of each prompt or batch, what is divided and by what."""
+Totals = dict[Hashable, tuple[float, float]]
+"""Of each prompt, or of separate batches by their rows, what is divided and by what."""
 
 
 def difference(first: Evaluation, second: Evaluation, of: str = "acceptance_length") -> Estimate:
     """The estimate `of` the second run minus that of the first, with an interval.
 
     Prompts differ more than drafters do. Both runs are resampled with the same prompts at a time
-    (the same batches, for speed), so what the prompts have in common leaves the interval.
+    (the same batches, for speed), so what the prompts have in common leaves the interval. All
+    samples of a prompt are one of these.
 
     Args:
         first, second: evaluations of the same prompts.
         of: `"acceptance_length"`, `"acceptance_rate"`, `"block_efficiency"`,
             `"tokens_per_second"` or `"ms_per_token"`.
 
+    Returns:
+        NaN where a run does not know its number, as HF's assisted decoding its acceptance.
+
     Raises:
-        ValueError: runs over other prompts, or over batches of other prompts for speed.
+        ValueError: runs over other prompts, or over batches of other rows for speed.
 
     Example:
         >>> from specdec import SpeculativeGenerator, zoo
@@ -48,21 +57,39 @@ def quotient(first: Evaluation, second: Evaluation, of: str = "tokens_per_second
     return _paired(first, second, of, np.divide)
 
 
+def p_values(runs: Sequence[Evaluation], of: str) -> np.ndarray:
+    """`[c, c]`, see `paired_p_values`: whether each two of c runs are shown to differ.
+
+    Args:
+        runs: of the same prompts.
+        of: as in `difference`.
+    """
+    is_known = np.array([_is_known(run, of) for run in runs])
+    values = paired_p_values(_table(runs, of))
+    return np.where(is_known & is_known[:, None], values, 1.0)
+
+
+def value_of(run: Evaluation, of: str) -> float:
+    """The value of an estimate, without its interval; NaN where it is not known."""
+    sums = np.sum(list(_totals(run, of).values()), axis=0)
+    return float(ratio(sums)[0]) if _is_known(run, of) else math.nan
+
+
+def _is_known(run: Evaluation, of: str) -> bool:
+    """Nothing is known of the drafts of some other programs."""
+    return of not in _PARTS or run.num_draft_tokens is not None
+
+
 def _paired(first: Evaluation, second: Evaluation, of: str, contrast: np.ufunc) -> Estimate:
-    check_choice("of", of, [*_PARTS, "tokens_per_second", "ms_per_token"])
-    totals = [_totals(run, of) for run in (first, second)]
-    unit, units = ("prompt", "prompts") if of in _PARTS else ("batch", "batches")
-    if alone := sorted(map(str, totals[0].keys() ^ totals[1].keys())):
-        raise ValueError(
-            f"the runs are over other {units}: {len(alone)} are in one of them only, "
-            f"{alone[0][:60]!r} for instance"
-        )
-    table = np.array([[*totals[0][key], *totals[1][key]] for key in totals[0]], dtype=float)
+    table = _table([first, second], of)
+    if not (_is_known(first, of) and _is_known(second, of)):
+        return Estimate(math.nan, level=first.level)
 
     def contrasted(sums: np.ndarray) -> np.ndarray:
         return contrast(ratio(sums[..., 2:]), ratio(sums[..., :2]))
 
-    return bootstrap(table, contrasted, level=first.level, unit=unit)[0]
+    unit = "prompt" if of in _PARTS else SPEED_UNIT
+    return bootstrap(table.reshape(-1, 4), contrasted, level=first.level, unit=unit)[0]
 
 
 _PARTS = {
@@ -72,12 +99,25 @@ _PARTS = {
 }
 
 
+def _table(runs: Sequence[Evaluation], of: str) -> np.ndarray:
+    """`[n, c, 2]`: the totals of every prompt, or of every group of batches, in c runs."""
+    check_choice("of", of, [*_PARTS, "tokens_per_second", "ms_per_token"])
+    first, *others = found = [_totals(run, of) for run in runs]
+    for other in others:
+        if alone := sorted(map(str, first.keys() ^ other.keys())):
+            raise ValueError(
+                f"the runs are over other {'prompts' if of in _PARTS else 'batches'}: {len(alone)} "
+                f"are in one of them only, {alone[0][:60]!r} for instance"
+            )
+    return np.array([[totals[key] for totals in found] for key in first], dtype=float)
+
+
 def _totals(run: Evaluation, of: str) -> Totals:
     if of in _PARTS:
         return {prompt: _PARTS[of](stats) for prompt, stats in run.stats_of_prompts.items()}
     totals = {}
-    for batch in run.batches:
-        tokens, seconds = batch.num_new_tokens, sum(batch.seconds)
+    for group in run.separate_batches:
+        tokens, seconds = tokens_and_seconds(group)
         speed = (tokens, seconds) if of == "tokens_per_second" else (1e3 * seconds, tokens)
-        totals[tuple(row.prompt for row in batch.rows)] = speed
+        totals[tuple(tuple(row.key for row in batch.rows) for batch in group)] = speed
     return totals

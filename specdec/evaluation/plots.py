@@ -57,7 +57,7 @@ def time_per_token(
     plain = {name: costs.medians(0)[0] for name, (_, costs) in lines.items()}
     times: dict[str, dict[int, Estimate]] = {name: {} for name in lines}
     for name, (replays, costs) in lines.items():
-        for found in replays:
+        for found in _by_length(replays):
             ends = found.speedup(costs)
             ms = (plain[name] / speed for speed in (ends.value, ends.high, ends.low))
             times[name][found.num_draft_tokens] = Estimate(*ms)
@@ -80,7 +80,7 @@ def cost_roof(replays: Sequence[Replay], costs: CostCurve, *, ax: Any = None) ->
         replays: at several K.
         costs: of the same generator.
     """
-    lengths = {found.num_draft_tokens: found.acceptance_length for found in replays}
+    lengths = {found.num_draft_tokens: found.acceptance_length for found in _by_length(replays)}
     ks = sorted(lengths)
     plain, table = costs.medians(ks[-1])
     ax, _ = _lines(ax, {"acceptance length": lengths})
@@ -173,6 +173,17 @@ def study(panels: Mapping[str, Any], x: str, of: str, *, ax: Any = None) -> Any:
         handles = [pyplot.Line2D([], [], label=name, **style) for name, style in shown.items()]
         axes[-1].legend(handles=handles, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return axes[0].figure
+
+
+def _by_length(replays: Sequence[Replay]) -> Sequence[Replay]:
+    """These, or an error where two have one K and one would hide the other."""
+    lengths = [found.num_draft_tokens for found in replays]
+    if len(set(lengths)) < len(lengths):
+        raise ValueError(
+            f"a line needs one replay of each K, got K = {', '.join(map(str, lengths))}; draw each "
+            "sampler's replays for themselves"
+        )
+    return replays
 
 
 def _style(found: Any, line: Any) -> dict[str, Any]:

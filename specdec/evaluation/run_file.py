@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specdec.arguments import check_integer, check_number
-from specdec.jsonl import naming_line, read_lines
+from specdec.jsonl import append_lines, naming_line, read_lines
 from specdec.results import RowStep
 from specdec.settings import differences
 
@@ -44,6 +44,11 @@ class EvaluatedRow:
     finish_reason: Literal["eos", "length", "stop"]
     seed: int | None
     steps: list[RowStep]
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What names the row in its run: prompt, turn and sample."""
+        return self.prompt, self.turn, self.sample
 
     @property
     def new_tokens(self) -> list[int]:
@@ -177,10 +182,10 @@ class RunFile:
         return batches
 
     def append(self, batch: EvaluatedBatch, about: dict[str, Any]) -> None:
-        """Adds a finished batch, and waits until it is on disk."""
-        with self.path.open("a", encoding="utf-8") as file:
-            lines = [] if file.tell() else [{"format": _FORMAT, **about}]
-            for line in (*lines, batch.to_dict()):
-                file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Adds a finished batch, and waits until it is on disk.
+
+        Raises:
+            OSError: it could not be written; the file holds the batches before it.
+        """
+        is_new = not self.path.exists() or not self.path.stat().st_size
+        append_lines(self.path, *[{"format": _FORMAT, **about}][:is_new], batch.to_dict())

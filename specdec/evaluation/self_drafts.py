@@ -6,7 +6,6 @@ replayed, and what its steps take is timed.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -23,7 +22,7 @@ from specdec.evaluation.anchors import every_anchor
 from specdec.evaluation.costs import CostCurve, costs, measure_costs
 from specdec.evaluation.replay import replay
 from specdec.generator import SpeculativeGenerator
-from specdec.jsonl import read_lines
+from specdec.jsonl import append_lines, read_lines
 from specdec.request.prompts import left_padded
 from specdec.samplers import BlockSampler
 from specdec.settings import differences, fingerprint, plain
@@ -32,6 +31,7 @@ from specdec.trace import Trace
 
 PATIENCE = 3
 """A search ends after so many sets of layers that are no faster than the best one."""
+_BEGINNING = b'{"settings": '
 ROWS = 8
 """Prompts that are read together, at most."""
 
@@ -230,16 +230,19 @@ def _read(file: Path | None, settings: dict[str, Any]) -> list[Any]:
     """Lines of an earlier search, whose settings must be these."""
     if file is None or not file.exists():
         return []
+    content = file.read_bytes()
+    if b"\n" not in content and _BEGINNING.startswith(content[: len(_BEGINNING)]):
+        os.truncate(file, 0)  # interrupted while its first line was written
+        return []
     lines = [line for _, line in read_lines(file, only_whole=True)]
     if not lines or not isinstance(lines[0], dict) or "settings" not in lines[0]:
         raise ValueError(f"{file} is no search of layers and would be lost; name another file")
     if off := differences(lines[0]["settings"], settings):
         raise ValueError(f"{file} holds another search, by {'; '.join(off)}; name another file")
-    os.truncate(file, file.read_bytes().rfind(b"\n") + 1)  # a line that was cut short
+    os.truncate(file, content.rfind(b"\n") + 1)  # a line that was cut short
     return lines
 
 
 def _append(file: Path | None, line: Any) -> None:
     if file is not None:
-        with file.open("a", encoding="utf-8") as opened:
-            opened.write(json.dumps(line) + "\n")
+        append_lines(file, line)

@@ -13,11 +13,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specdec.arguments import check_choice
+from specdec.atomic import write_text
 from specdec.evaluation import plots
-from specdec.evaluation.evaluation import Evaluation
-from specdec.evaluation.intervals import MIN_CLUSTERS, Estimate, counted
-from specdec.evaluation.paired import difference, quotient
+from specdec.evaluation.evaluation import SPEED_UNIT, Evaluation
+from specdec.evaluation.intervals import MIN_CLUSTERS, Estimate, counted, holm
+from specdec.evaluation.paired import difference, p_values, quotient, value_of
 from specdec.show.table import Table, Tabular
 from specdec.show.text import draft_size
 
@@ -79,6 +82,14 @@ class Study(Tabular):
     timed: bool = False
     missing: int = 0
 
+    def __post_init__(self):
+        keys = [tuple(sorted(cell.items(), key=str)) for cell in self.cells]
+        if len(keys) != len(self.runs) or len(set(keys)) < len(keys):
+            raise ValueError(
+                f"a study needs a run of each cell and no cell twice, got {len(keys)} cells, "
+                f"{len(set(keys))} of them different, and {len(self.runs)} runs"
+            )
+
     @cached_property
     def axes(self) -> dict[str, list[Any]]:
         """The values of every axis, in their order."""
@@ -130,15 +141,20 @@ class Study(Tabular):
         return quotient(self.run(**first), self.run(**second), of)
 
     def best(self, of: str | None = None, **axes: Any) -> Study:
-        """The cell of the best number, and those which it cannot be told apart from: the interval
-        of their paired difference includes 0.
+        """The cell of the best number, and those which it cannot be told apart from.
+
+        All cells are judged at once: however many there are, a cell that is as good as the best one
+        is left out with a probability of 5 % at most (`level` of the runs). So fewer than 6 prompts
+        leave none out, and a cell may be kept whose own difference to the best excludes 0.
+        Acceptance is paired over prompts, speed over batches; Holm's procedure over all pairs of
+        cells.
 
         Args:
             of: see `table`.
             axes: the conditions, `temperature=1.0` for instance.
 
         Returns:
-            These cells, the best first.
+            These cells, the best first; those whose number is not known come last.
 
         Raises:
             ValueError: cells of several conditions are left, among which there is no best one.
@@ -146,9 +162,12 @@ class Study(Tabular):
         of, found = self._figure(of), self.where(**axes)
         if conditions := {n: v for n, v in found._varying.items() if n not in CHOICES}:
             raise ValueError(f"no cell is the best of several conditions; say which: {conditions}")
-        ranked = sorted(found._distinct, key=lambda i: _rank(found.runs[i], of))
-        best = found.runs[ranked[0]]
-        ahead = [found.runs[i] for i in ranked if not _is_better(best, found.runs[i], of)]
+        runs = [found.runs[i] for i in found._distinct]
+        runs.sort(key=lambda run: _rank(run, of))
+        places = np.triu_indices(len(runs), 1)
+        held = np.ones((len(runs), len(runs)))
+        held[places] = holm(p_values(runs, of)[places])
+        ahead = [r for r, p in zip(runs, held[0], strict=True) if p > 1 - r.level]
         pairs = list(zip(found.cells, found.runs, strict=True))
         kept = [(cell, r) for run in ahead for cell, r in pairs if r is run]
         return Study([cell for cell, _ in kept], [run for _, run in kept], self.timed)
@@ -161,9 +180,9 @@ class Study(Tabular):
         minus: Mapping[str, Any] | None = None,
         over: Mapping[str, Any] | None = None,
     ) -> Table:
-        """A column for each value of an axis, a line for all others. Bold is what is better than
-        every other cell of its column and conditions: the interval of the paired difference
-        excludes 0.
+        """A column for each value of an axis, a line for all others. Bold is what is shown to be
+        better than every other cell of its column and conditions, by paired tests that hold for all
+        columns together (Holm). An interval is of its cell, or its difference, alone.
 
         Args:
             columns: an axis; by default the lengths of drafts, if there are several or nothing
@@ -351,10 +370,14 @@ class Study(Tabular):
         for cell, run in zip(self.cells, self.runs, strict=True):
             key = tuple(cell.get(n) for n in self.axes if n not in CHOICES or n == columns)
             groups.setdefault(key, {})[id(run)] = run
+        leaders, chances = [], []
         for group in groups.values():
-            best, *others = sorted(group.values(), key=lambda run: _rank(run, of))
-            if others and all(_is_better(best, other, of) for other in others):
-                yield best
+            runs = sorted(group.values(), key=lambda run: _rank(run, of))
+            if len(runs) > 1:  # the least certain of its differences counts
+                leaders.append(runs[0])
+                chances.append(p_values(runs, of)[0, 1:].max())
+        held = zip(leaders, holm(chances), strict=True)
+        return (run for run, p in held if p <= 1 - run.level)
 
     def _joined(self, axis: str, values: list[Any]) -> str:
         is_long = len(values) > 2 and len(values) == len(self.axes[axis])
@@ -376,8 +399,9 @@ class Study(Tabular):
 
     def _notes(self, title: str, of: str) -> tuple[str, ...]:
         is_time = of in ("ms_per_token", "tokens_per_second")
-        unit = "batch" if is_time else "prompt"
-        fewest = min(len(r.batches if is_time else r.stats_of_prompts) for r in self.runs)
+        unit = SPEED_UNIT if is_time else "prompt"
+        clusters = (r.separate_batches if is_time else r.stats_of_prompts for r in self.runs)
+        fewest = min(map(len, clusters))
         intervals = f"{100 * self.runs[0].level:g} % intervals over {unit}{'e' * is_time}s"
         if fewest < MIN_CLUSTERS:
             intervals = f"no interval for {counted(fewest, unit)}, fewer than {MIN_CLUSTERS}"
@@ -451,7 +475,7 @@ class StudyFolder:
         every = [*known, *(each for each in cells if each not in known)]
         content = {"timed": timed, "cells": [{"cell": c, "file": f} for c, f in every]}
         text = json.dumps(content, indent=1)
-        (self.path / _CONTENTS).write_text(text, encoding="utf-8")
+        write_text(self.path / _CONTENTS, text)
 
 
 def file_of(rule: Cell) -> str:
@@ -464,22 +488,26 @@ def file_of(rule: Cell) -> str:
     parts = []
     for name, value in rule.items():
         if value is not None:
-            text = f"{value:g}" if isinstance(value, float) else str(value)
+            text = number(value) if isinstance(value, float) else str(value)
             text = text if name in CHOICES[:3] else f"{name}={text}"
             parts.append(re.sub(r"[^\w.=+]+", "-", text.replace("temperature=", "T="))[-60:])
     return "_".join(parts) + ".jsonl"
 
 
+def number(value: float) -> str:
+    """As short as it can be told from other numbers.
+
+    Example:
+        >>> number(1.0), number(0.1234567)
+        ('1', '0.1234567')
+    """
+    return short if float(short := f"{value:g}") == value else repr(value)
+
+
 def _rank(run: Evaluation, of: str) -> float:
-    """Smaller is better."""
-    value = run.estimates[of].value
-    return value if of == "ms_per_token" else -value
-
-
-def _is_better(run: Evaluation, other: Evaluation, of: str) -> bool:
-    """Whether the paired difference of two runs is shown to be in favour of the first."""
-    found = difference(other, run, of)
-    return found.high < 0 if of == "ms_per_token" else found.low > 0
+    """Smaller is better; what is not known comes last."""
+    value = value_of(run, of)
+    return math.inf if math.isnan(value) else value if of == "ms_per_token" else -value
 
 
 def _label(axis: str, value: Any) -> str:
@@ -488,7 +516,7 @@ def _label(axis: str, value: Any) -> str:
     if axis == "draft" and value is not None:
         return f"tree {value}"
     if axis == "temperature":
-        return f"T = {value:g}"
+        return f"T = {number(value)}"
     if axis in CHOICES:
         return "own" if value is None else str(value)
     return f"{axis} = {value}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from specdec.arguments import check_integer
+from specdec.atomic import replacing, write_text
 from specdec.jsonl import naming_line, read_lines
 from specdec.results import RowStep
 from specdec.show.table import need
@@ -202,7 +203,8 @@ class Trace(Sequence):
         arrow, parquet = need("pyarrow", "to_parquet()"), need("pyarrow.parquet", "to_parquet()")
         table = arrow.Table.from_pandas(self.to_frame())
         metadata = {**(table.schema.metadata or {}), b"specdec": json.dumps(self.about).encode()}
-        parquet.write_table(table.replace_schema_metadata(metadata), path)
+        with replacing(path) as file:
+            parquet.write_table(table.replace_schema_metadata(metadata), file)
 
     def to_jsonl(self, path: str | Path) -> None:
         """Writes the whole trace, one line per step of a row after a line about the generation;
@@ -211,11 +213,11 @@ class Trace(Sequence):
         times = [dataclasses.astuple(taken) for taken in self.times]
         header = {"format": _FORMAT, "about": self.about, "prompts": self.prompts, "times": times}
         header["steps"] = [len(row) for row in self.steps]
-        with Path(path).open("w", encoding="utf-8") as file:
-            file.write(json.dumps(header) + "\n")
+        with replacing(path) as file:
+            file.write(json.dumps(header).encode() + b"\n")
             for row, step, numbers in self._each_step():
                 own = dict(zip(_OF_STEP, step.saved(), strict=False))
-                file.write(json.dumps({"row": row, **own, **vars(numbers)}) + "\n")
+                file.write(json.dumps({"row": row, **own, **vars(numbers)}).encode() + b"\n")
 
     @classmethod
     def from_jsonl(cls, path: str | Path) -> Trace:
@@ -280,7 +282,7 @@ class Trace(Sequence):
             ValueError: rows or steps that the trace does not have.
         """
         page = page_of(self, self.tokenizer if tokenizer is None else tokenizer, rows, steps)
-        Path(path).write_text(page, encoding="utf-8")
+        write_text(path, page)
 
     def _repr_html_(self) -> str:
         """The page of the first rows, in a frame."""

@@ -11,6 +11,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from specdec import processes
 from specdec.arguments import check_integer
+from specdec.atomic import replacing
 from specdec.generator import SpeculativeGenerator
 from specdec.results import GenerationResult
 from specdec.training.callbacks import in_evaluation
@@ -133,7 +134,8 @@ class FollowTarget(TrainerCallback):
     def on_save(self, args, state, control, **kwargs):
         """Writes the state into the checkpoint."""
         if state.is_world_process_zero and not args.save_only_model:  # as MemoryCallback
-            torch.save(self.state_dict(), _file(args, state))
+            with replacing(_file(args, state)) as file:
+                torch.save(self.state_dict(), file)
 
 
 def _file(args: Any, state: Any) -> Path:

@@ -3,6 +3,7 @@
 Legend: B rows of a batch, T tokens of a row.
 """
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -230,8 +231,9 @@ class ObjectiveTrainer(Trainer):
 
 
 def last_checkpoint(folder: str | os.PathLike) -> Path | None:
-    """The last whole checkpoint of a run; `None` without one."""
-    whole = [path.parent for path in Path(folder).glob(f"checkpoint-*/{STATE}")]
+    """The last whole checkpoint of a run; `None` without one. HF writes its state last."""
+    states = Path(folder).glob(f"checkpoint-*/{STATE}")
+    whole = [path.parent for path in states if _is_whole(path)]
     return max(whole, key=lambda path: int(path.name.split("-")[1]), default=None)
 
 
@@ -240,3 +242,12 @@ def is_finished(state: TrainerState, args: ObjectiveArguments) -> bool:
     if args.minutes is None:
         return state.global_step >= args.max_steps
     return state.stateful_callbacks["Clock"]["attributes"]["wall_s"] >= 60 * args.minutes
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file of JSON was written to its end."""
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return True

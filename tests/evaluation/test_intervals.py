@@ -4,8 +4,16 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from specdec.evaluation.intervals import MIN_CLUSTERS, Estimate, bootstrap, expanded_tail
+from specdec.evaluation.intervals import (
+    MIN_CLUSTERS,
+    Estimate,
+    bootstrap,
+    expanded_tail,
+    holm,
+    paired_p_values,
+)
 
 
 def mean(sums):
@@ -46,6 +54,54 @@ def test_intervals_of_a_simulated_experiment_cover_the_truth_as_often_as_they_sa
     for level, count in covered.items():
         error = math.sqrt(level * (1 - level) / repetitions)
         assert abs(count / repetitions - level) < 4 * error + 0.02, (level, count)
+
+
+@pytest.mark.parametrize("n", [8, 16, 200])
+def test_the_ends_of_an_interval_hardly_depend_on_the_seed(n):
+    totals = prompts(np.random.default_rng(3), n)
+    ends = [bootstrap(totals, mean, seed=seed)[0] for seed in range(12)]
+    width = ends[0].high - ends[0].low
+    assert max(np.std([e.low for e in ends]), np.std([e.high for e in ends])) < 0.012 * width
+    rough = [bootstrap(totals, mean, seed=seed, num_resamples=500)[0] for seed in range(12)]
+    assert max(np.std([e.low for e in rough]), np.std([e.high for e in rough])) > 0.012 * width
+
+
+def equal_cells(rng, n: int, c: int, spread) -> np.ndarray:
+    """`[n, c, 2]`: cells that accept equally well, on prompts of unequal ease and length."""
+    ease, steps = rng.beta(4, 3, (n, 1)), rng.integers(10, 60, (n, 1)) * np.ones((n, c))
+    return np.stack([steps * (ease + rng.normal(0, 1, (n, c)) * spread), steps], axis=-1)
+
+
+@pytest.mark.parametrize("n", [6, 8, 16, 40])
+@pytest.mark.parametrize("spread", [0.1, np.linspace(0.02, 0.3, 12)], ids=["alike", "unlike"])
+def test_differences_of_equal_cells_are_judged_at_their_level_together(n, spread):
+    """Twelve equal cells: in at most 5 % of studies any two are said to differ, which each pair by
+    itself does in most. 40 of 500 would be 3 standard errors above the level.
+    """
+    rng, pairs = np.random.default_rng(n), np.triu_indices(12, 1)
+    found = [paired_p_values(equal_cells(rng, n, 12, spread))[pairs] for _ in range(500)]
+    assert sum(holm(p).min() <= 0.05 for p in found) < 40
+    assert sum(p.min() <= 0.05 for p in found) > 150  # the negative control
+    each = np.mean([(p <= 0.05).mean() for p in found])  # pair by pair the level is kept, too
+    assert each < 0.06
+    assert each > 0.015
+
+
+def test_two_ratios_are_compared_as_scipy_compares_means():
+    """Where all clusters weigh the same, ratios are means, and scipy's paired t test is theirs."""
+    values = np.random.default_rng(5).normal(size=(9, 3))
+    found = paired_p_values(np.stack([7 * values, np.full((9, 3), 7.0)], axis=-1))
+    for i, j in ((0, 1), (1, 2), (2, 0)):
+        assert found[i, j] == pytest.approx(stats.ttest_rel(values[:, i], values[:, j]).pvalue)
+
+
+def test_what_cannot_be_told_apart_is_certain_and_what_differs_everywhere_is_not():
+    totals = np.array([[[a, 4.0], [a, 4.0], [a + 1, 4.0], [0.0, 0.0]] for a in range(1, 9)])
+    found = paired_p_values(totals)
+    assert found[0, 1] == 1.0  # equal in every cluster
+    assert found[0, 2] == 0.0  # by one in every cluster
+    assert (found[3] == 1.0).all()  # nothing to divide by
+    assert (paired_p_values(totals[: MIN_CLUSTERS - 1]) == 1.0).all()
 
 
 def test_steps_of_one_prompt_are_no_independent_data():

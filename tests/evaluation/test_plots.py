@@ -75,3 +75,16 @@ def test_a_timeline_has_every_part_of_every_step():
     assert len(gained) == len(trace.times)
     long = Trace(trace.steps, trace.numbers, trace.times * 41, trace.prompts)
     assert not plots.timeline(long).texts  # they would overlap
+
+
+def test_two_replays_of_one_length_are_refused():
+    """One of them would be drawn, and nobody would know which."""
+    trace = GENERATOR.generate(IDS, MASK, **OPTIONS, seed=0, trace=True).trace
+    found = replay(every_anchor(GENERATOR, trace), num_draft_tokens=2, sampler=BlockSampler())
+    curve = CostCurve([1.0] * 3, {k: [1.0 + k] * 3 for k in range(3)})
+    for draw in (
+        lambda: plots.cost_roof([found, found], curve),
+        lambda: plots.time_per_token({"ours": ([found, found], curve)}),
+    ):
+        with pytest.raises(ValueError, match="one replay of each K, got K = 2, 2"):
+            draw()

@@ -39,23 +39,48 @@ def verify_greedy_path(
     """
     nodes, lengths = _nodes_of_paths(draft)
     num_valid = torch.maximum(lengths[:, -1], lengths[:, 0].clamp(max=1))
-    tokens = draft.tokens.clamp(min=0)
-    entries = draft.window_parents * target_probs.shape[2] + tokens
-    ratios = _ratio(target_probs.flatten(1).gather(1, entries), draft.token_probs)
-    scores = torch.stack([ratios, tokens.to(ratios)], dim=2)[:, nodes]  # [B, P, D, 2]
+    num_rows, tokens = len(draft.tokens), draft.tokens.clamp(min=0)
+    of_paths = tokens[:, nodes]  # [B, P, D]
+    rows = nodes[_first_of_prefix(of_paths), torch.arange(draft.depth, device=nodes.device)]
+    flat = rows.flatten(1)
+    parents = draft.window_parents.expand(num_rows, -1).gather(1, flat)
+    chosen = of_paths.flatten(1)
+    ratios = _ratio(
+        target_probs.flatten(1).gather(1, parents * target_probs.shape[2] + chosen),
+        draft.probs.flatten(1).gather(1, flat * draft.probs.shape[2] + chosen),
+    )
+    scores = torch.stack([ratios, chosen.to(ratios)], dim=2).unflatten(1, rows.shape[1:])
     is_left_out = torch.arange(draft.depth, device=nodes.device) >= num_valid[:, None]
     scores = scores.masked_fill(is_left_out[:, None, :, None], 0)
     is_best = lengths > 0  # [B, P]
     for score in scores.flatten(2).unbind(dim=2):
         score = score.masked_fill(~is_best, -1)
         is_best = score == score.amax(dim=1, keepdim=True)
-    nodes = nodes[is_best.long().argmax(dim=1)]  # [B, D]
+    best = is_best.long().argmax(dim=1)
+    nodes = nodes[best]  # [B, D]
+    rows = rows[torch.arange(num_rows, device=best.device), best]
     chain, target, draws = _chains(draft, target_probs, uniforms, nodes[:, None], num_valid)
+    chain = replace(chain, probs=take_rows(draft.probs, rows))
+    window = draft.window_parents.expand(num_rows, -1).gather(1, rows)
+    target = torch.cat([take_rows(target_probs, window), target[:, -1:]], dim=1)
     count = (lengths > 0).sum(dim=1)
     probs = best_of(count, draft.num_paths, chain.tokens, chain.probs, target[:, :-1])
     tokens, length = block_rule(replace(chain, probs=probs), target, draws)
     path, extra = Path(length, F.pad(nodes + 1, (1, 0))), tokens.gather(1, length[:, None])[:, 0]
     return verdict_of(draft, path, extra, largest_logits, find_draft_faults(draft))
+
+
+def _first_of_prefix(tokens: Tensor) -> Tensor:
+    """`[B, P, D]`: the first path that has the same tokens before each depth. Its distributions are
+    taken for all of these paths: computed in several rows they differ by rounding, and which path
+    is best would be decided by that and not by the tokens in which the paths differ.
+
+    Args:
+        tokens: `[B, P, D]`.
+    """
+    before = F.pad(tokens[..., :-1], (1, 0))  # the root is common to all
+    is_equal = (before[:, :, None] == before[:, None]).cumprod(dim=-1)  # [B, P, P, D]
+    return is_equal.argmax(dim=2)
 
 
 def best_of(count: Tensor, most: int, tokens: Tensor, probs: Tensor, target: Tensor) -> Tensor:
