@@ -47,6 +47,7 @@ from specdec.certify import (
     SamplerReport,
     huggingface_rule,
 )
+from specdec.certify.sampler.exact import FOREIGN_SIZES
 from specdec.types import PAD_TOKEN
 
 FLOAT32 = {"bits": 24, "tolerance": 1e-6}
@@ -399,11 +400,8 @@ class Case(NamedTuple):
     """Arguments of `certify`."""
 
 
-OF_TREES = {
-    "sizes": ((3, 1, 6), (2, 2, 6), (3, 2, 6)),
-    "trees": ((-1, -1, -1), (-1, -1, 0), (-1, -1, 0, 0)),
-}
-"""Chains; three candidates for the next token; two, of which the first has one or two after it."""
+OF_TREES = {"sizes": FOREIGN_SIZES, "trees": ((-1, -1, -1), (-1, -1, 0))}
+"""Chains; three candidates for the next token; two, of which the first has one after it."""
 VLLM_RULE = "v1/worker/gpu/spec_decode/rejection_sampler_utils.py::rejection_sample"
 SGLANG_RULE = "kernels/ops/speculative/reject_sampling.py::chain_speculative_sampling_triton"
 CASES = {
