@@ -103,17 +103,24 @@ class Steps:
         return f"{self.num_tokens / self.num_steps:.2f}", captured[:60]
 
 
+def roof(model: PreTrainedModel) -> str:
+    """The time of a copy of as many bytes as the weights that a step reads."""
+    size = 2**31 if DEVICE == "cuda" else 2**24
+    times = Turns().run({"copy": replay(copies(size, 1))}, 8)
+    embeddings = model.get_input_embeddings().weight.nbytes  # of which a few rows are read
+    num_bytes = sum(weight.nbytes for weight in model.parameters()) - embeddings
+    ms, speed = times.ms("copy") * num_bytes / size, size / times.ms("copy") / 1e9
+    weights = f"the weights' {num_bytes / 1e9:.1f} GB"
+    return f"roof: a copy of as many bytes as {weights}: {ms:.2f} ms ({speed:.2f} TB/s)"
+
+
 def step() -> Iterator[Group]:
     """The 8B shape with every kind of drafter over K. A step over the first line's is the
     acceptance length from which on the drafter pays.
     """
-    target, size = target_of("8B"), 2**31 if DEVICE == "cuda" else 2**24
+    target = target_of("8B")
     model, ids = target.model, prompt(target.model, 512)
-    times = Turns().run({"copy": replay(copies(size, 1))}, 8)
-    embeddings = model.get_input_embeddings().weight.nbytes  # of which a few rows are read
-    num_bytes = sum(weight.nbytes for weight in model.parameters()) - embeddings
-    roof = times.ms("copy") * num_bytes / size
-    print(f"roof: a copy of as many bytes as the weights' {num_bytes / 1e9:.1f} GB: {roof:.2f} ms")
+    print(roof(model))
     head, small = eagle3(model), shape("8B", num_hidden_layers=1)
     drafters = {"no drafter": None, "EAGLE-3, K = 3": head}
     drafters |= {f"EAGLE-3, K = {k}": eagle3(model, k) for k in (1, 5)}
@@ -408,7 +415,7 @@ def hf_generate(model: PreTrainedModel, ids: Tensor, assistant=None, k: int = 0)
 def compiled_loop(model: PreTrainedModel, draft: PreTrainedModel, ids: Tensor, k: int) -> Side:
     """A loop over `torch.compile` forwards of HF's modules with static caches: the target over the
     anchor and K tokens, the draft model K times, greedy comparison on the host. Every step reads
-    K + 1 new slots, whatever is accepted.
+    K + 1 new slots, whatever is accepted. With K = 0 it is plain decoding.
     """
 
     class Compiled:

@@ -16,10 +16,11 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
@@ -27,8 +28,8 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import NamedTuple
+from types import MappingProxyType, ModuleType, SimpleNamespace
+from typing import NamedTuple, Optional
 from unittest.mock import MagicMock, patch
 
 if __name__ == "__main__":
@@ -46,6 +47,7 @@ from specdec.certify import (
     SamplerReport,
     huggingface_rule,
 )
+from specdec.certify.sampler.exact import FOREIGN_SIZES
 from specdec.types import PAD_TOKEN
 
 FLOAT32 = {"bits": 24, "tolerance": 1e-6}
@@ -201,6 +203,51 @@ def hsd() -> Sampler:
     return ForeignSampler(rule, "HSD")
 
 
+def gpt_fast() -> Sampler:
+    names = "speculative_decode", "logits_to_probs", "multinomial_sample_one_no_sync"
+    shown = SimpleNamespace()  # what its two models return
+    theirs = functions(
+        folder("gpt-fast", "GPT_FAST_CHECKOUT") / "generate.py",
+        *names,
+        Transformer=None,
+        Optional=Optional,
+        decode_n_tokens=lambda *_: (list(shown.drafted[:, None]), list(shown.draft)),
+        model_forward=lambda *_: shown.target.log()[None],
+    )
+
+    def rule(drafted: Tensor, draft: Tensor, target: Tensor, noise: RuleNoise) -> Tensor:
+        shown.drafted, shown.draft, shown.target = drafted, draft, target
+        with AnswerFrom(noise):
+            return theirs.speculative_decode(None, None, drafted.new_zeros(1), 0, len(drafted))
+
+    return ForeignSampler(rule, "gpt-fast", races=True)
+
+
+def spec_rl() -> Sampler:
+    file = folder("Spec-RL", "SPEC_RL_CHECKOUT") / "verl/utils/speculative_decoding.py"
+    theirs = functions(file, "spec_cut", "_rand_like_compat", math=math)
+
+    def rule(drafted: Tensor, draft: Tensor, target: Tensor, noise: RuleNoise) -> Tensor:
+        ids = drafted[..., None]
+        old, new = (law[:, : ids.shape[1]].gather(2, ids)[..., 0].log() for law in (draft, target))
+        with AnswerFrom(noise):
+            kept = theirs.spec_cut(old, new, torch.ones_like(drafted))["cut_idx"]
+        extra = noise.draw(target[torch.arange(len(kept)), kept])  # generation goes on there
+        tokens = torch.nn.functional.pad(drafted, (0, 1)).scatter(1, kept[:, None], extra[:, None])
+        return tokens.masked_fill(torch.arange(tokens.shape[1]) > kept[:, None], PAD_TOKEN)
+
+    return ForeignBatchSampler(rule, "SPEC-RL")
+
+
+def eagle() -> Sampler:
+    file = folder("EAGLE", "EAGLE_CHECKOUT") / "eagle/model/utils.py"
+    sys.path.insert(0, str(Path(__file__).parent))
+    from eagle_trees import EagleSampler
+
+    name = "evaluate_posterior"
+    return EagleSampler(lambda source: vars(functions(file, name, random=source))[name])
+
+
 def sglang(block: bool) -> Sampler:
     file = folder("sglang") / "kernels/ops/speculative/reject_sampling.py"
     at_once, theirs = triton_rows(block=2), load(file, "sglang")
@@ -349,8 +396,12 @@ class Case(NamedTuple):
     project: str
     rule: str
     make: Callable[[], Sampler]
+    options: Mapping[str, object] = MappingProxyType({})
+    """Arguments of `certify`."""
 
 
+OF_TREES = {"sizes": FOREIGN_SIZES, "trees": ((-1, -1, -1), (-1, -1, 0))}
+"""Chains; three candidates for the next token; two, of which the first has one after it."""
 VLLM_RULE = "v1/worker/gpu/spec_decode/rejection_sampler_utils.py::rejection_sample"
 SGLANG_RULE = "kernels/ops/speculative/reject_sampling.py::chain_speculative_sampling_triton"
 CASES = {
@@ -360,6 +411,9 @@ CASES = {
         "TensorRT-LLM", "_torch/pyexecutor/sampler/two_model_spec_dec.py", tensorrt
     ),
     "hsd": Case("HSD", "generation/utils.py::_speculative_sampling", hsd),
+    "gpt-fast": Case("gpt-fast", "generate.py::speculative_decode", gpt_fast),
+    "spec-rl": Case("Spec-RL", "verl/utils/speculative_decoding.py::spec_cut", spec_rl),
+    "eagle": Case("EAGLE", "eagle/model/utils.py::evaluate_posterior", eagle, OF_TREES),
     "vllm-v1": Case("vllm", "v1/sample/rejection_sampler.py::rejection_sample", vllm_v1),
     "vllm-strict": Case("vllm", VLLM_RULE, lambda: vllm(False)),
     "vllm-block": Case("vllm", VLLM_RULE, lambda: vllm(True)),
@@ -387,7 +441,7 @@ def row(name: str) -> tuple[str, SamplerReport | None]:
     case, start = CASES[name], time.perf_counter()
     cells = [f"`{name}`", version_of(case), f"`{case.rule}`"]
     try:
-        report = certify(case.make())
+        report = certify(case.make(), **case.options)
     except MissingError as why:
         return f"| {' | '.join(cells)} | not run: {why} | | | |", None
     seconds = time.perf_counter() - start

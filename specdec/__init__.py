@@ -1,5 +1,5 @@
-"""specdec: composable, provably lossless speculative decoding over Hugging Face causal language
-models.
+"""specdec: composable speculative decoding over Hugging Face causal language models, with provably
+lossless rules.
 """
 
 from importlib import import_module

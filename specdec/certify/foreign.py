@@ -96,6 +96,10 @@ class ForeignBatchSampler(Sampler):
         self.races, self.bits = races, check_integer("bits", bits, 1, 52)
         self.tolerance = check_number("tolerance", tolerance, 0)
 
+    def forward(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+        """As `accept`: the rule is asked in greedy batches too, in place of `accept_greedily`."""
+        return self.accept(draft, target_logits, warp, noise)
+
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """One call of the rule for all rows with as many draft tokens."""
         target, drafted = warp(target_logits), draft.tokens.clamp(min=0)

@@ -65,6 +65,24 @@ def test_a_foreign_rule_without_thresholds_is_certified_by_draws():
     assert report.drawn.num_draws == 1024
 
 
+def test_a_foreign_rule_is_asked_in_worlds_that_are_all_greedy():
+    """Not the greedy path of `Sampler`, which would be certified in its place."""
+    asked = []
+
+    def reject_always(draft_tokens, draft_probs, target_probs, noise):
+        asked.append(target_probs)
+        return [int(noise.draw(target_probs[0]))]
+
+    sampler = ForeignSampler(reject_always)
+    tokens, logits = torch.tensor([[1]]), torch.tensor([[[0.0, 9.0], [9.0, 0.0]]])
+    noise = Noise([0]).at(torch.tensor([4]), width=2)
+    verdict = sampler(Draft(tokens), logits, Warp(1, temperature=0), noise)
+    assert verdict.num_accepted.tolist() == [0]
+    assert verdict.tokens[0, 0] == 1
+    (shown,) = asked
+    assert shown.tolist() == [[0.0, 1.0], [1.0, 0.0]]
+
+
 def accept_always(draft_tokens, draft_probs, target_probs, noise):
     """A foreign rule that is wrong."""
     return [*draft_tokens.tolist(), int(noise.draw(target_probs[-1]))]

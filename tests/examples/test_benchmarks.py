@@ -8,6 +8,7 @@ import pytest
 
 COMMANDS = ["gpu.py", "gpu_check.py", "gpu_kernels.py --rounds 1 --batch 1"]
 COMMANDS += ["gpu_attention.py --rounds 1", "training.py --rounds 1", "self_drafting.py"]
+COMMANDS += ["gpu_first.py"]
 
 
 @pytest.mark.slow
