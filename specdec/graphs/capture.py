@@ -246,6 +246,7 @@ class Captured:
             with (
                 _no_garbage_collection(),
                 torch.inference_mode(),
+                _no_graph_inside(),
                 torch.cuda.graph(graph, self.pool.handle, **options),
                 _own_workspaces(),
             ):
@@ -356,6 +357,26 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def _no_graph_inside() -> Iterator[None]:
+    """Refuses to record the replay of another graph: what that touches belongs to somebody else."""
+    replay = torch.cuda.CUDAGraph.replay
+
+    def replay_outside(graph: torch.cuda.CUDAGraph) -> None:
+        if torch.cuda.is_current_stream_capturing():  # of this thread; others may replay meanwhile
+            raise RuntimeError(
+                "it replays a graph of its own, whose memory is not this one's: compile without "
+                "mode='reduce-overhead', and call the function in the place of its Captured"
+            )
+        replay(graph)
+
+    torch.cuda.CUDAGraph.replay = replay_outside
+    try:
+        yield
+    finally:
+        torch.cuda.CUDAGraph.replay = replay
 
 
 @contextmanager

@@ -9,6 +9,7 @@ an illegal memory access, after which no later test of the process can pass.
 """
 
 import gc
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator
 from specdec.graphs import Captured, GraphPool
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        "PYTEST_XDIST_WORKER" in os.environ, reason="fills the memory of the GPU: run it alone"
+    ),
+]
 PATTERN = 0x5A5A5A5A5A5A5A5A
 MIB = 2**20
 ROOM = 6 * 2**30
