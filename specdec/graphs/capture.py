@@ -284,6 +284,8 @@ def _explain_failure(error: BaseException) -> str:
     advice = "keep the decision on the device (torch.where, gather, masks), or do not capture it"
     if not isinstance(error, HostSyncError) and "captur" not in text.lower():
         advice = "it must allocate and compute in fixed shapes, without asking the host"
+    elif "/transformers/" in where:
+        advice = "a mask of four dimensions is used as it is (specdec/graphs/README.md)"
     return f"the function cannot be captured: {text} (in {where}); {advice}"
 
 

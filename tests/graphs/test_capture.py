@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from architectures import build
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -159,6 +160,17 @@ WAITING = {
     "numpy": lambda x: x * x.numpy()[0],
     "unique": lambda x: x.unique(),
 }
+
+
+def test_what_a_model_of_hugging_face_reads_is_refused_with_the_form_that_works():
+    model, ids = build("llama"), torch.ones(2, 9, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    with pytest.raises(CaptureError, match=r"masking_utils.*four dimensions.*graphs/README\.md"):
+        Captured(lambda ids: model(ids, attention_mask=mask).logits, (ids,))
+    mask = torch.full((9, 9), torch.finfo(model.dtype).min).triu(1)[None, None]
+    options = {"attention_mask": mask, "use_cache": False}
+    captured = Captured(lambda ids: model(ids, **options).logits, (ids,), check=True)
+    assert captured(ids).equal(model(ids).logits)
 
 
 @pytest.mark.parametrize("name", WAITING)

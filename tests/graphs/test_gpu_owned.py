@@ -63,10 +63,13 @@ def pattern_in_free_memory() -> Iterator[None]:
             count -= 1
     torch.cuda.synchronize()
     assert len(blocks) > 300
-    yield
-    torch.cuda.synchronize()
-    changed = [i for i, block in enumerate(blocks) if {*map(int, block.aminmax())} != {PATTERN}]
-    assert not changed, f"{len(changed)} of {len(blocks)} blocks were written to"
+    try:
+        yield
+        torch.cuda.synchronize()
+        changed = [i for i, block in enumerate(blocks) if {*map(int, block.aminmax())} != {PATTERN}]
+        assert not changed, f"{len(changed)} of {len(blocks)} blocks were written to"
+    finally:
+        blocks.clear()
 
 
 class Wide(nn.Module):
