@@ -33,9 +33,9 @@ class StepRunner:
     draft length.
 
     The first steps run eagerly: they are steps of the generation as all others, and load every
-    kernel and library that the capture needs. The last of them runs
-    under `no_host_sync`. Capturing runs nothing, so a generation goes on where it was, and texts do
-    not depend on when a step was captured. Prompt chunks of a few sizes are captured likewise.
+    kernel and library that the capture needs. The last of them runs under `no_host_sync`. Capturing
+    runs nothing, so a generation goes on where it was, and texts do not depend on when a step was
+    captured. Prompt chunks of a few sizes are captured likewise.
 
     Args:
         parts, state: of the steps; the state's tensors stay where they are.
