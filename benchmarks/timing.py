@@ -91,6 +91,7 @@ def replay(ops: Sequence[Op]) -> Side:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        torch._C._cuda_clearCublasWorkspaces()  # those of the graph are then its own
         for op in ops:
             op()
     return launched(graph.replay, len(ops))

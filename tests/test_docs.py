@@ -91,6 +91,20 @@ def test_every_test_of_the_short_suite_for_other_versions_exists():
     assert len(files) > 10
 
 
+def test_the_slices_for_a_gpu_have_every_test_that_needs_one():
+    page = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"<!-- slices for a GPU -->\n```bash\n(.*?)```", page, flags=re.DOTALL)
+    slices = [DOCS.parent / name for name in re.findall(r"tests/\S+", block)]
+    files = [
+        path
+        for path in (DOCS.parent / "tests").rglob("test_*.py")
+        if "mark.gpu" in path.read_text(encoding="utf-8") and path != Path(__file__)
+    ]
+    assert len(files) > 10
+    assert [path for path in files if not any(path.is_relative_to(s) for s in slices)] == []
+    assert all("-m gpu" in line for line in block.splitlines())
+
+
 def test_every_cell_about_others_has_its_source_and_ours_exist():
     cells, sources = (DOCS / "peers.md").read_text(encoding="utf-8").split("## Sources")
     used = set(re.findall(r"\[([a-z]\d+)\]", cells))

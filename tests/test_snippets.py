@@ -23,7 +23,8 @@ from specdec.request import GenerateOptions
 
 ROOT = Path(specdec.__file__).parents[1]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md")}
-PAGES["README.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
+for page in (ROOT / "README.md", *sorted((ROOT / "specdec").rglob("README.md"))):
+    PAGES[str(page.relative_to(ROOT))] = page.read_text(encoding="utf-8")
 PATHS = {
     name: str(zoo.WEIGHTS_DIR / folder)
     for name, folder in (("TARGET", "target"), ("DRAFT", "draft"), ("HEAD", "eagle3"))

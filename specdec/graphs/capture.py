@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from specdec.arguments import check_device, check_integer, shown
+from specdec.graphs.check import changeable_tensors, restore, why_different
 from specdec.graphs.sync import HostSyncError, no_host_sync
 from specdec.graphs.tree import copy_into, leaves, map_tensors
 
@@ -35,11 +36,13 @@ _ONE_CAPTURE = threading.Lock()
 
 
 class CaptureError(RuntimeError):
-    """A function cannot be captured; says which operation is to blame, and what to do."""
+    """A function cannot be captured, or a replay does something else than the function; says which
+    operation or which tensor is to blame, and what to do.
+    """
 
 
 class GraphPool:
-    """Memory, and a stream to capture on, that several graphs share.
+    """Memory that several graphs share, and the stream that they are captured on.
 
     Graphs of one pool reuse each other's temporary memory. A replay of one may therefore overwrite
     the outputs of another, and two of them must never run at the same time.
@@ -61,8 +64,9 @@ class GraphPool:
         self.handle = torch.cuda.graph_pool_handle() if self._is_cuda else None
 
     def run(self, function: Callable[[], Any], *, is_guarded: bool = False) -> Any:
-        """Calls a function on the pool's stream, in the order of the current one: before a capture
-        every kernel, and the workspace of every library, has to be loaded on that stream.
+        """Calls a function before it is captured, which loads its kernels and libraries. It runs on
+        the current stream: nothing but captures runs on the pool's own, where a call that another
+        thread makes meanwhile would become a part of the graph.
 
         Args:
             function: of no arguments.
@@ -71,24 +75,12 @@ class GraphPool:
         Raises:
             CaptureError: a guarded call would wait for the device.
         """
+        device = torch.cuda.device(self.device) if self._is_cuda else nullcontext()
         try:
-            with no_host_sync() if is_guarded else nullcontext(), self._on_stream():
+            with no_host_sync() if is_guarded else nullcontext(), device:
                 return function()
         except HostSyncError as error:
             raise CaptureError(_explain_failure(error)) from error
-
-    @contextmanager
-    def _on_stream(self) -> Iterator[None]:
-        if not self._is_cuda:
-            yield
-            return
-        current = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(current)
-        try:
-            with torch.cuda.stream(self.stream):
-                yield
-        finally:
-            current.wait_stream(self.stream)
 
 
 class Captured:
@@ -98,7 +90,7 @@ class Captured:
     values among the inputs are part of what is captured and must be the same in every call.
     **Inputs are copied; outputs are the same tensors in every call, overwritten by the next one.**
     The function may read and write other tensors that live as long as the graph; it runs in
-    inference mode.
+    inference mode. What else a replay touches, workspaces of libraries too, lies in the pool.
 
     Args:
         function: makes no host synchronisation, and allocates tensors of fixed shapes only.
@@ -108,6 +100,13 @@ class Captured:
             under `no_host_sync`. A function that changes tensors of its own changes them in these
             calls, too: call it with `pool.run` as often as needed, and pass 0.
         device: where the function runs; `None` is the device of the example inputs.
+        is_guarded: as said of `warmup`; with 0 the first call on a CPU runs under `no_host_sync` (a
+            capture refuses by itself what waits). Compiled code runs uncompiled under this guard.
+        check: every call is made twice, replayed and eagerly from the same values, and all numbers
+            are compared, bit for bit: outputs, inputs, and the tensors that are reached from the
+            function (what it closes over, the object of a method, buffers of modules, globals that
+            its code names). Parameters are taken for constants. The numbers of a function that
+            draws from torch's generators, or adds in any order (atomics), differ without a fault.
 
     Attributes:
         outputs: what the last call returned, `None` before.
@@ -117,7 +116,7 @@ class Captured:
 
     Raises:
         CaptureError: the function waits for the device, or does something else that cannot be
-            captured.
+            captured; a call raises it where the replay differs from the function.
 
     Example:
         >>> total = torch.zeros(2)
@@ -143,12 +142,16 @@ class Captured:
         pool: GraphPool | None = None,
         warmup: int = 3,
         device: torch.device | str | None = None,
+        is_guarded: bool = True,
+        check: bool = False,
     ):
         if not isinstance(example_inputs, tuple):
             got = shown(example_inputs)
             raise TypeError(f"example_inputs must be a tuple, got {got}; one argument x is (x,)")
         check_integer("warmup", warmup, 0)
-        self._function = function
+        self._function, self._is_checked = function, check
+        # A warm-up call is guarded; on a CPU, where nothing is captured, else the first one.
+        self._guards_first = is_guarded and not warmup
         self.device = _device_of(example_inputs, device)
         self.pool = GraphPool(self.device) if pool is None else pool
         self.outputs: Any = None
@@ -158,7 +161,7 @@ class Captured:
         with torch.inference_mode():
             self._inputs = map_tensors(Tensor.clone, example_inputs)
             for index in range(warmup):
-                self.pool.run(self._call, is_guarded=index == warmup - 1)
+                self.pool.run(self._call, is_guarded=is_guarded and index == warmup - 1)
         self._capture()
 
     def __call__(self, *inputs: Any) -> Any:
@@ -167,6 +170,8 @@ class Captured:
         Raises:
             ValueError: another structure, shape, data type or device than captured, or another
                 value of something that is no tensor; names both sides.
+            CaptureError: with `check=True`, the replay differs from the function; on a CPU also
+                where the first call would wait for a device.
         """
         _check_alike("input", self._inputs, inputs)
         if self._is_released:
@@ -174,15 +179,40 @@ class Captured:
         self.num_calls += 1
         with torch.inference_mode():
             copy_into(self._inputs, inputs)
-            if self._graph is not None:
-                self._graph.replay()
-            elif self.outputs is None:
-                self.outputs = self._call()
+            if self._is_checked:
+                self._compare()
             else:
-                outputs = self._call()
-                _check_alike("output", self.outputs, outputs)
-                copy_into(self.outputs, outputs)
+                self._replay()
         return self.outputs
+
+    def _replay(self) -> None:
+        if self._graph is not None:
+            self._graph.replay()
+        elif self.outputs is None:
+            self.outputs = self.pool.run(self._call, is_guarded=self._guards_first)
+        else:
+            outputs = self._call()
+            _check_alike("output", self.outputs, outputs)
+            copy_into(self.outputs, outputs)
+
+    def _compare(self) -> None:
+        """Replays, takes back what that changed, calls the function, and compares."""
+        tensors = changeable_tensors(self._function, self._inputs)
+        before = map_tensors(Tensor.clone, tensors)
+        self._replay()
+        replayed = map_tensors(Tensor.clone, _by_name(self.outputs, tensors))
+        restore(tensors, before)
+        outputs = self.pool.run(self._call)
+        _check_alike("output", self.outputs, outputs)
+        called = _by_name(outputs, changeable_tensors(self._function, self._inputs))
+        for name, found in replayed.items():
+            if why := why_different(found, called.get(name)):
+                raise CaptureError(
+                    f"{name}: {why}, replayed and called; the function reads or writes something "
+                    "that is not what it was at capture (a tensor bound to a new one, a number of "
+                    "the host), or its numbers differ from call to call (torch's generators, sums "
+                    "in any order)"
+                )
 
     def release(self) -> None:
         """Frees the graph; the next call captures it again, with other tensors as outputs.
@@ -211,11 +241,14 @@ class Captured:
         graph, failure, current = torch.cuda.CUDAGraph(), None, torch.cuda.current_stream()
         # Another thread may allocate memory meanwhile: only this thread's calls are restricted.
         options = {"stream": self.pool.stream, "capture_error_mode": "thread_local"}
+        torch.cuda.current_blas_handle()  # this thread's: none can be made during a capture
         try:
             with (
                 _no_garbage_collection(),
                 torch.inference_mode(),
+                _no_graph_inside(),
                 torch.cuda.graph(graph, self.pool.handle, **options),
+                _own_workspaces(),
             ):
                 try:
                     self.outputs = self._call()
@@ -251,6 +284,8 @@ def _explain_failure(error: BaseException) -> str:
     advice = "keep the decision on the device (torch.where, gather, masks), or do not capture it"
     if not isinstance(error, HostSyncError) and "captur" not in text.lower():
         advice = "it must allocate and compute in fixed shapes, without asking the host"
+    elif "/transformers/" in where:
+        advice = "a mask of four dimensions is used as it is (specdec/graphs/README.md)"
     return f"the function cannot be captured: {text} (in {where}); {advice}"
 
 
@@ -299,6 +334,11 @@ def _check_alike(what: str, captured: Any, called: Any) -> None:
             )
 
 
+def _by_name(outputs: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """What a call may have changed, and what it returned."""
+    return tensors | {f"output {path}".rstrip(): leaf for path, leaf in leaves(outputs)}
+
+
 def _kind_of(leaf: Any) -> Any:
     """Data type, shape and device of a tensor, in words; other values are their own kind."""
     if not isinstance(leaf, Tensor):
@@ -319,6 +359,44 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def _no_graph_inside() -> Iterator[None]:
+    """Refuses to record the replay of another graph: what that touches belongs to somebody else."""
+    replay = torch.cuda.CUDAGraph.replay
+
+    def replay_outside(graph: torch.cuda.CUDAGraph) -> None:
+        if torch.cuda.is_current_stream_capturing():  # of this thread; others may replay meanwhile
+            raise RuntimeError(
+                "it replays a graph of its own, whose memory is not this one's: compile without "
+                "mode='reduce-overhead', and call the function in the place of its Captured"
+            )
+        replay(graph)
+
+    torch.cuda.CUDAGraph.replay = replay_outside
+    try:
+        yield
+    finally:
+        torch.cuda.CUDAGraph.replay = replay
+
+
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """cuBLAS and cuBLASLt get their workspaces from the memory of the capture under way.
+
+    torch keeps them by thread and stream, and whoever clears them frees what a graph still writes
+    to: `torch.compile(mode="reduce-overhead")` does. So those that are there are given up before,
+    and the capture allocates its own in its pool; and these are given up after, so that only graphs
+    of this pool can get their memory. torch clears all or none, in torch 2.11 those of other
+    threads too. Their memory goes back to the stream that they are used on, whose order keeps them
+    valid, as long as it is not unmapped before their kernel is launched: nothing is between here.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def _release_before_communicators(captured: Captured) -> None:

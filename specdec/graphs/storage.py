@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from specdec.arguments import shown
 from specdec.graphs.tree import owned_tensors
 
 
@@ -19,8 +20,12 @@ class stable_storage:  # noqa: N801 - a context manager, used like a function (a
     """Raises `StorageMovedError` if a tensor that an object owns was replaced, moved or reshaped.
 
     Args:
-        owner: an object whose tensors are reached through containers and attributes; it may name
-            attributes that every step makes anew in `transient_attributes`.
+        owner: an object whose tensors are reached through containers and attributes, or a module
+            (parameters and buffers); it may name attributes that every step makes anew in
+            `transient_attributes`.
+
+    Raises:
+        ValueError: the owner has no tensors; where a step makes them, one has to run before.
 
     Example:
         >>> import torch
@@ -38,6 +43,11 @@ class stable_storage:  # noqa: N801 - a context manager, used like a function (a
         self._owner = owner
         # The tensors are held, so that no new tensor can get the address of one that was dropped.
         self._tensors = owned_tensors(owner)
+        if not self._tensors:
+            raise ValueError(
+                f"no tensor can be reached from {shown(owner)}, so there is nothing to watch; pass "
+                "the object whose tensors a step updates, after a first step if that makes them"
+            )
         self._places = {name: _place(tensor) for name, tensor in self._tensors.items()}
 
     @property

@@ -10,9 +10,11 @@ A dataclass is its fields. What else its objects hold, views of the fields for i
 `__post_init__`, which runs again where a function returns a tree of other tensors.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, fields, is_dataclass
 from functools import partial
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 ALIGNMENT = 8
 """Bytes at whose multiples every tensor of a transfer begins."""
 _HAS_ROWS = "specdec.has_rows"
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def shared(**options: Any) -> Any:
@@ -81,7 +84,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], tree: Any, *, with_shared: b
         if hasattr(other, "__post_init__"):
             other.__post_init__()
         return other
-    if isinstance(tree, tuple | list):
+    if isinstance(tree, tuple | list | deque):
         return getattr(tree, "_make", type(tree))(map(changed, tree))
     return tree
 
@@ -166,10 +169,17 @@ def size_bytes(owner: Any) -> int:
 
 
 def owned_tensors(owner: Any) -> dict[str, Tensor]:
-    """The tensors that can be reached from an object through containers and attributes, by path.
+    """The tensors that can be reached from an object through containers and attributes, by path:
+    of a module its parameters, buffers and children, of a function what it closes over, of a bound
+    method its object.
 
     An object may name attributes that every step makes anew in `transient_attributes`; they are
     left out.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False))
+        >>> list(owned_tensors({"model": model}))[:3]
+        ["['model'].0.weight", "['model'].0.bias", "['model'].1.running_mean"]
     """
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -276,7 +286,7 @@ def _parts(tree: Any, with_shared: bool = True) -> list[tuple[str, Any]] | None:
         return [(f".{name}", _stored(tree, name)) for name in wanted]
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return [(f".{name}", part) for name, part in zip(tree._fields, tree, strict=True)]
-    if isinstance(tree, tuple | list):
+    if isinstance(tree, tuple | list | deque):
         return [(f"[{i}]", part) for i, part in enumerate(tree)]
     return None
 
@@ -287,9 +297,22 @@ def _stored(record: Any, name: str) -> Any:
 
 
 def _attributes(owner: Any) -> list[tuple[str, Any]]:
-    """Named attributes of an object that is no function."""
+    """What an object that is no container holds, by name."""
+    if isinstance(owner, type | ModuleType | BuiltinFunctionType):
+        return []
+    if isinstance(owner, FunctionType):
+        cells = zip(owner.__code__.co_freevars, owner.__closure__ or (), strict=True)
+        found = {name: cell.cell_contents for name, cell in cells if cell != CellType()}
+    elif isinstance(owner, MethodType):
+        found = {"__self__": owner.__self__}
+    elif isinstance(owner, partial):
+        found = {"func": owner.func, "args": owner.args, "keywords": owner.keywords}
+    elif isinstance(owner, nn.Module):
+        own = {name: part for name, part in vars(owner).items() if name not in _OF_EVERY_MODULE}
+        found = {**own, **owner._parameters, **owner._buffers, **owner._modules}
+    else:
+        found = getattr(owner, "__dict__", {})
     transient = getattr(owner, "transient_attributes", ())
-    found = {} if callable(owner) else getattr(owner, "__dict__", {})
     return [(f".{name}", part) for name, part in found.items() if name not in transient]
 
 

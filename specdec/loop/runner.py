@@ -32,10 +32,10 @@ class StepRunner:
     """Runs calls over one storage, one after the other, with a graph for each set of options and
     draft length.
 
-    The first steps run eagerly, on the stream of the capture: they are steps of the generation as
-    all others, and load every kernel and workspace that the capture needs. The last of them runs
-    under `no_host_sync`. Capturing runs nothing, so a generation goes on where it was, and texts do
-    not depend on when a step was captured. Prompt chunks of a few sizes are captured likewise.
+    The first steps run eagerly: they are steps of the generation as all others, and load every
+    kernel and library that the capture needs. The last of them runs under `no_host_sync`. Capturing
+    runs nothing, so a generation goes on where it was, and texts do not depend on when a step was
+    captured. Prompt chunks of a few sizes are captured likewise.
 
     Args:
         parts, state: of the steps; the state's tensors stay where they are.
@@ -156,8 +156,8 @@ class StepRunner:
                 return self._run_eagerly(function, self._num_eager[key] == self._num_before)
             if len(self._captured) == MAX_GRAPHS:
                 del self._captured[next(iter(self._captured))]
-            options = {"pool": self._pool, "warmup": 0, "device": self.state.device}
-            self._captured[key] = Captured(function, **options)
+            options = {"warmup": 0, "is_guarded": False, "device": self.state.device}
+            self._captured[key] = Captured(function, pool=self._pool, **options)
             self._num_before = 1  # kernels and libraries are loaded
         return self._captured[key]()
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from architectures import build
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -147,6 +148,124 @@ def test_a_function_that_waits_for_the_device_is_refused_by_operation_and_line()
     assert "on the device" in str(error.value)
     with pytest.raises(CaptureError, match="the guilty line"):
         GraphPool("cpu").run(lambda: waits(torch.ones(2)), is_guarded=True)
+
+
+WAITING = {
+    "item": lambda x: x * x.sum().item(),
+    "float": lambda x: x * float(x[0]),
+    "if": lambda x: x if x[0] else -x,
+    "nonzero": lambda x: x.nonzero(),
+    "mask": lambda x: x[x > 0],
+    "tolist": lambda x: x * x.tolist()[0],
+    "numpy": lambda x: x * x.numpy()[0],
+    "unique": lambda x: x.unique(),
+}
+
+
+def test_what_a_model_of_hugging_face_reads_is_refused_with_the_form_that_works():
+    model, ids = build("llama"), torch.ones(2, 9, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    with pytest.raises(CaptureError, match=r"masking_utils.*four dimensions.*graphs/README\.md"):
+        Captured(lambda ids: model(ids, attention_mask=mask).logits, (ids,))
+    mask = torch.full((9, 9), torch.finfo(model.dtype).min).triu(1)[None, None]
+    options = {"attention_mask": mask, "use_cache": False}
+    captured = Captured(lambda ids: model(ids, **options).logits, (ids,), check=True)
+    assert captured(ids).equal(model(ids).logits)
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_without_warm_up_the_first_call_is_guarded(name):
+    captured = Captured(WAITING[name], (torch.ones(2),), warmup=0)
+    for _ in range(2):
+        with pytest.raises(CaptureError, match=r"cannot be captured.*test_capture\.py"):
+            captured(torch.ones(2))
+    assert captured.outputs is None
+
+
+def test_a_guard_that_is_not_wanted_is_left_out():
+    for warmup in (0, 2):
+        options = {"warmup": warmup, "is_guarded": False}
+        captured = Captured(WAITING["item"], (torch.ones(2),), **options)
+        assert captured(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+class Counting:
+    """Sound where it counts in a tensor; it may count on the host, or in a tensor that it makes."""
+
+    def __init__(self, kind="sound"):
+        self.kind, self.count, self.calls = kind, torch.zeros(()), 0
+
+    def __call__(self, x):
+        """Its sums depend on how often it was called."""
+        self.calls += 1
+        if self.kind == "rebinds":
+            self.count = self.count + 1
+        else:
+            self.count.add_(1)
+        scale = self.calls if self.kind == "host" else self.count
+        return {"scaled": x * scale, "x": x + 0}
+
+
+TOTAL = torch.zeros(2)
+
+
+def adds_to_a_global(x):
+    return TOTAL.add_(x) * 1
+
+
+def changes_its_input(x):
+    return x.add_(1) * 2
+
+
+@pytest.mark.parametrize("warmup", [0, 2])
+@pytest.mark.parametrize("kind", ["object", "method", "closure", "global", "input", "module"])
+def test_a_check_leaves_every_state_as_one_call_does(kind, warmup):
+    """Each call is made twice, and what it changed in between is taken back."""
+
+    def made():
+        counting, norm = Counting(), torch.nn.BatchNorm1d(2).train()
+        TOTAL.zero_()
+        return {
+            "object": counting,
+            "method": counting.__call__,
+            "closure": lambda x: counting(x),
+            "global": adds_to_a_global,
+            "input": changes_its_input,
+            "module": norm,
+        }[kind]
+
+    x, texts = torch.randn(3, 2, generator=torch.Generator().manual_seed(0)), []
+    x = x if kind != "global" else x[0]
+    for check in (False, True):
+        captured = Captured(made(), (x,), warmup=warmup, check=check)
+        texts.append([values(captured(x * i)) for i in range(3)])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [("host", r"^output \['scaled'\]: 6 of 6 numbers"), ("rebinds", "^count: 1 of")],
+)
+def test_a_check_names_what_differs(kind, named):
+    captured = Captured(Counting(kind), (torch.ones(3, 2),), check=True)
+    with pytest.raises(CaptureError, match=named):
+        captured(torch.ones(3, 2))
+
+
+def test_a_check_compares_bits():
+    draws = Captured(lambda x: x + torch.rand(2), (torch.zeros(2),), check=True)
+    with pytest.raises(CaptureError, match=r"^output: . of 2 numbers.*torch's generators"):
+        draws(torch.zeros(2))
+    signs = iter([0.0, -0.0])
+    negative = Captured(lambda x: x * next(signs), (torch.ones(2),), warmup=0, check=True)
+    with pytest.raises(CaptureError, match=r"^output: 2 of 2 .*0\.0 and -0\.0"):
+        negative(torch.ones(2))
+    for dtype in (torch.bool, torch.float16, torch.float8_e4m3fn, torch.complex64, torch.int8):
+        x = torch.ones(3, 2).to(dtype)
+        same = Captured(lambda x: (x.t(), x[0], x[:0]), (x,), check=True)
+        assert same(x)[0].dtype == dtype
+    nan = torch.tensor([torch.nan, 1.0])
+    assert Captured(lambda x: x + 1, (nan,), check=True)(nan)[1] == 2
 
 
 def test_a_function_without_tensors_among_its_inputs_needs_a_device():

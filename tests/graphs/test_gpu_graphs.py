@@ -380,6 +380,39 @@ def test_a_capture_that_fails_names_the_line_and_leaves_the_device_usable():
     torch.cuda.empty_cache()
 
 
+def test_a_graph_inside_of_a_captured_function_is_refused():
+    """Its memory is reused by whoever owns it."""
+    x = torch.ones(4, 4, device="cuda")
+    inner = Captured(torch.neg, (x,))
+    with pytest.raises(CaptureError, match="replays a graph of its own"):
+        Captured(inner, (x,), warmup=0)
+    assert inner(x).equal(-x)
+    compiled = torch.compile(lambda x: (x @ x).relu(), mode="reduce-overhead", dynamic=False)
+    with torch.inference_mode():
+        for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            compiled(x)
+    with pytest.raises(CaptureError, match="cannot be captured"):
+        Captured(compiled, (x,), warmup=0)
+    torch.compiler.reset()
+
+
+def test_a_check_on_a_gpu_names_what_a_graph_has_frozen():
+    count = {"host": 0, "device": torch.zeros((), device="cuda")}
+
+    def by(name, x):
+        count["host"] += 1
+        count["device"].add_(1)
+        return {"scaled": x * count[name]}
+
+    x = torch.ones(3, device="cuda")
+    sound = Captured(lambda x: by("device", x), (x,), check=True)
+    assert [sound(x)["scaled"].tolist() for _ in range(3)] == [[n] * 3 for n in (4, 5, 6)]
+    frozen = Captured(lambda x: by("host", x), (x,), check=True)
+    with pytest.raises(CaptureError, match=r"^output \['scaled'\]: 3 of 3 numbers"):
+        frozen(x)
+
+
 def test_a_step_that_cannot_be_captured_goes_on_eagerly_in_the_middle_of_a_text():
     class WaitingDrafter(PromptLookupDrafter):
         def propose(self, context, state, drawing):
