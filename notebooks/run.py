@@ -5,7 +5,7 @@
 
 Needs `pip install 'specdec-torch[dev]'`, and TRL for the last. Outputs that are committed come from
 this command, and `tests/notebooks` holds them against another run. A cell that shows times has the
-tag `times`, and its outputs are not compared.
+tag `times`, and the words of its outputs alone are compared.
 """
 
 from __future__ import annotations

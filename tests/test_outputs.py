@@ -35,3 +35,8 @@ def test_rounding_is_no_difference(change):
 )
 def test_everything_else_is_one(change):
     assert len(differences(SHOWN, SHOWN.replace(*change))) == 1
+
+
+def test_times_are_compared_by_their_words():
+    assert differences("0.13 s of 2 rows", "12.5 s of 2 rows", numbers=False) == []
+    assert len(differences("0.13 s of 2 rows", "0.13 ms of 2 rows", numbers=False)) == 1
