@@ -3,8 +3,8 @@
 import re
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]*\w)")
-_ZERO = 1e-9
-"""Below it a number is what rounding leaves of 0, and another processor leaves something else."""
+_ZERO = 1e-6
+"""Below it a number is what rounding in float32 leaves of 0; another processor leaves another."""
 
 
 def differences(shown: str, printed: str, *, numbers: bool = True) -> list[str]:

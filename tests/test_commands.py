@@ -47,13 +47,15 @@ DEMO = re.compile(
     r"python3 -m venv \.venv && \.venv/bin/pip install \S+ -c \S+ -e \. && \.venv/bin/"
 )
 """Before a command of the README in an environment of its own."""
-WEIGHTS = {
+READERS = {
     r"eagle:(PATH_OR_ID|HEAD)": f"eagle:{zoo.WEIGHTS_DIR}/eagle3",
     r"inspect PATH": f"inspect {zoo.WEIGHTS_DIR}/eagle3",
     r"--drafter (PATH_OR_ID|PATH)\b": f"--drafter {zoo.WEIGHTS_DIR}/draft",
     r"--target (PATH_OR_ID|PATH)\b": f"--target {zoo.WEIGHTS_DIR}/target",
     r"--prompts FILE": "--prompts prompts.jsonl",
+    r"--contexts 4096,32768": "--contexts 64,128",  # the zoo has 2048 positions
 }
+"""What stands in the place of the reader's files."""
 SHORT = {
     "generate": "--max-new-tokens 8",
     "chat": "--max-new-tokens 8",
@@ -94,7 +96,7 @@ def test_no_reason_is_left_over():
 
 def short(line: str) -> list[str]:
     """The program and its arguments, of this environment."""
-    for name, path in WEIGHTS.items():
+    for name, path in READERS.items():
         line = re.sub(name, path, line)
     program, *arguments = shlex.split(line, comments=True)
     if program == "specdec":
