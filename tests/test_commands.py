@@ -107,7 +107,9 @@ def short(line: str) -> list[str]:
 
 
 def write_files(page: str, folder: Path) -> None:
-    """What the page's commands read: texts, a study of few cells, the page's own snippets."""
+    """What the page's commands read: texts, a study of few cells, the page's own snippets. The rule
+    that a page writes is lossless at 1, and its certificate exits with 1 above.
+    """
     texts = "\n".join(json.dumps({"text": text}) for text in zoo.heldout_prompts(4))
     for name in ("texts.jsonl", "prompts.jsonl"):
         (folder / name).write_text(texts)
@@ -124,8 +126,8 @@ def write_files(page: str, folder: Path) -> None:
         (folder / "parallel.py").write_text(whole.replace("max_new_tokens=128", "max_new_tokens=4"))
     elif page in ("docs/own-drafter.md", "docs/own-sampler.md"):
         (made, *_) = blocks(page, "text")
-        is_code = made.startswith("def ")
-        (folder / "mine.py").write_text(snippets[0].split("print(")[0] + made * is_code)
+        own = snippets[0].split("print(")[0] + made * made.startswith("def ")
+        (folder / "mine.py").write_text(own.replace("lenience: float = 1.5", "lenience: float = 1"))
 
 
 @pytest.mark.slow
