@@ -97,7 +97,8 @@ def test_a_block_names_a_language_whose_blocks_are_run_or_held_against_a_run():
 def test_the_guide_shows_what_its_snippet_prints(capsys):
     (shown,) = blocks("docs/own-sampler.md", "text")
     names_of.__wrapped__("docs/own-sampler.md", 0)
-    assert differences(shown, capsys.readouterr().out) == []
+    found = differences(shown, capsys.readouterr().out)
+    assert not found, "\n".join(found)
 
 
 def test_the_study_that_a_page_shows_is_the_file_that_its_command_runs():

@@ -1,5 +1,5 @@
-"""Benchmarks run from end to end on a CPU: those of a GPU with small shapes, those of the zoo over few
-tokens.
+"""Benchmarks run from end to end on a CPU: those of a GPU with small shapes, those of the zoo over
+few tokens.
 """
 
 import os

@@ -99,7 +99,8 @@ def test_a_notebook_runs(path, tmp_path):
     assert int(seconds.split()[-2]) < 5 * MAX_SECONDS
     pairs = zip(printed(path), printed(tmp_path / "notebooks" / path.name), strict=True)
     for (stored, is_compared), (new, _) in pairs:
-        assert differences(stored, new, numbers=is_compared) == []
+        found = differences(stored, new, numbers=is_compared)
+        assert not found, "run notebooks/run.py, and read what has changed:\n" + "\n".join(found)
 
 
 def test_a_notebook_that_is_not_there_is_one_line():
