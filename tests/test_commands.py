@@ -53,7 +53,7 @@ READERS = {
     r"--drafter (PATH_OR_ID|PATH)\b": f"--drafter {zoo.WEIGHTS_DIR}/draft",
     r"--target (PATH_OR_ID|PATH)\b": f"--target {zoo.WEIGHTS_DIR}/target",
     r"--prompts FILE": "--prompts prompts.jsonl",
-    r"--contexts 4096,32768": "--contexts 64,128",  # the zoo has 2048 positions
+    r"--contexts 4096,32768": "--contexts 64,128 --draft-caches 16,32",  # of 2048 positions
 }
 """What stands in the place of the reader's files."""
 SHORT = {
@@ -62,8 +62,8 @@ SHORT = {
     "demo": "--new-tokens 8",
     "evaluate": "--limit 2 --max-new-tokens 8",
     "certify": "--samples 2 --tokens 8 --audit-tokens 4",
-    "plan": "--max-new-tokens 8 --rounds 1",
-    "train": "--steps 2 --tokens-per-step 64 --length 32",
+    "plan": "--max-new-tokens 8 --rounds 1 --batch-sizes 1,2 --num-draft-tokens 2",
+    "train": "--steps 2 --tokens-per-step 64 --length 32 --evaluation-prompts 2",
 }
 """Options that come after a command's own."""
 
