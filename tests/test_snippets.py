@@ -1,43 +1,35 @@
-"""The README and the guides as a newcomer reads them: every snippet of Python runs alone, as it is
-written; commands are parsed; tables name what there is.
+"""Every page as a newcomer reads it: each snippet of Python runs alone, as it is written; tables
+name what there is. `test_commands.py` runs the commands.
 """
 
 import functools
 import json
 import os
 import re
-import shlex
 import tempfile
 from pathlib import Path
 
 import pytest
 import transformers
-import typer
 from architectures import ARCHITECTURES
+from assistants import pair
+from outputs import differences
+from pages import PAGES, ROOT, blocks, languages
 
 import specdec
 from specdec import zoo
-from specdec.cli import app
 from specdec.hf import CACHES
 from specdec.request import GenerateOptions
 
-ROOT = Path(specdec.__file__).parents[1]
-PAGES = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md")}
-for page in (ROOT / "README.md", *sorted((ROOT / "specdec").rglob("README.md"))):
-    PAGES[str(page.relative_to(ROOT))] = page.read_text(encoding="utf-8")
 PATHS = {
     name: str(zoo.WEIGHTS_DIR / folder)
     for name, folder in (("TARGET", "target"), ("DRAFT", "draft"), ("HEAD", "eagle3"))
 }
-SLOW_PAGES = {"certify.md", "evaluation.md", "own-sampler.md", "which.md"}
+SLOW_PAGES = {f"docs/{name}.md" for name in ("certify", "evaluation", "own-sampler", "which")}
 LIBRARIES = "peft", "trl", "datasets", "lm_eval", "llguidance", "outlines"
 """Whose snippets run where they are installed."""
-NOT_RUN = ("Trainer(model=", "DistributedConfig(")  # the user's own trainer; two GPUs
-
-
-def blocks(page: str, language: str = "python") -> list[str]:
-    """The fenced blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGES[page], flags=re.MULTILINE | re.DOTALL)
+IN_TWO_PROCESSES = "# parallel.py"
+"""Begins the snippet that `test_commands.py` runs."""
 
 
 def param(page: str, index: int, block: str):
@@ -47,16 +39,28 @@ def param(page: str, index: int, block: str):
 
 SNIPPETS = [
     param(page, i, block)
-    for page in sorted(PAGES)
+    for page in PAGES
     for i, block in enumerate(blocks(page))
-    if not any(name in block for name in NOT_RUN)
+    if not block.startswith(IN_TWO_PROCESSES)
 ]
+
+
+@functools.cache
+def gemma() -> dict[str, str]:
+    """Folders of a small Gemma 4 and its assistant."""
+    folder, (model, assistant) = tempfile.mkdtemp(), pair("E2B")
+    paths = {"GEMMA": f"{folder}/target", "ASSISTANT": f"{folder}/assistant"}
+    model.save_pretrained(paths["GEMMA"])
+    assistant.save_pretrained(paths["ASSISTANT"])
+    return paths
 
 
 @functools.cache
 def names_of(page: str, index: int) -> dict:
     """What a snippet defines, run in a folder with a file of prompts."""
     names, before = dict(PATHS), Path.cwd()
+    if "(GEMMA" in blocks(page)[index]:
+        names |= gemma()
     short = re.sub(r"max_new_tokens=\d+", "max_new_tokens=8", blocks(page)[index])
     short = short.replace("audit_tokens=32", "audit_tokens=4")
     with tempfile.TemporaryDirectory() as folder:
@@ -84,8 +88,21 @@ def test_the_readme_is_short_and_has_a_snippet_for_each_use():
     assert len(SNIPPETS) >= 15
 
 
+def test_a_block_names_a_language_whose_blocks_are_run_or_held_against_a_run():
+    """`bash` by test_commands.py; `text` is what a snippet prints, or a listing."""
+    for page in PAGES:
+        assert {*languages(page)} <= {"python", "bash", "toml", "text"}, page
+
+
+def test_the_guide_shows_what_its_snippet_prints(capsys):
+    (shown,) = blocks("docs/own-sampler.md", "text")
+    names_of.__wrapped__("docs/own-sampler.md", 0)
+    found = differences(shown, capsys.readouterr().out)
+    assert not found, "\n".join(found)
+
+
 def test_the_study_that_a_page_shows_is_the_file_that_its_command_runs():
-    (shown,) = blocks("which.md", "toml")
+    (shown,) = blocks("docs/which.md", "toml")
     assert shown == (ROOT / "docs/which.toml").read_text(encoding="utf-8")
 
 
@@ -101,7 +118,7 @@ def drafts_and_writes_plain_text(generator, tokenizer):
 
 
 def test_the_drafter_of_the_guide_drafts_and_is_lossless():
-    session = names_of("own-drafter.md", 0)
+    session = names_of("docs/own-drafter.md", 0)
     tokenizer, target = session["tokenizer"], session["target"]
     drafter = session["BigramDrafter"]((session["counts"] + 1e-3).log(), 3)
     generator = specdec.SpeculativeGenerator(target, drafter)
@@ -113,7 +130,7 @@ def test_the_drafter_of_the_guide_drafts_and_is_lossless():
 
 
 def test_the_drafter_with_a_state_drafts_and_repeats():
-    session = names_of("own-drafter.md", 1)
+    session = names_of("docs/own-drafter.md", 1)
     tokenizer, target = session["tokenizer"], session["target"]
     generator = specdec.SpeculativeGenerator(target, session["LastSeenDrafter"]())
     inputs, result = drafts_and_writes_plain_text(generator, tokenizer)
@@ -152,7 +169,7 @@ def test_the_loop_of_the_readme_writes_what_generate_writes(name, graphs):
 @pytest.mark.parametrize(("lenience", "passes"), [(1.0, True), (1.5, False)])
 def test_the_sampler_of_the_guide_is_lossless_at_1(lenience, passes):
     names = {}
-    exec(blocks("own-sampler.md")[0].split("print(certify")[0], names)
+    exec(blocks("docs/own-sampler.md")[0].split("print(certify")[0], names)
     report = specdec.certify(names["LenientSampler"](lenience), sizes=((3, 2, 12),))
     assert report.is_exact
     assert report.passed is passes
@@ -160,8 +177,10 @@ def test_the_sampler_of_the_guide_is_lossless_at_1(lenience, passes):
 
 def test_text_in_the_grammar_of_the_page_about_rollouts_is_that_of_outlines():
     pytest.importorskip("outlines")
-    (index,) = (i for i, block in enumerate(blocks("rollouts.md")) if "import outlines" in block)
-    session = names_of("rollouts.md", index)
+    (index,) = (
+        i for i, block in enumerate(blocks("docs/rollouts.md")) if "import outlines" in block
+    )
+    session = names_of("docs/rollouts.md", index)
     prompts = ["    def ", "import os\n\ndef _", "class Writer:\n    def "]
     inputs = session["tokenizer"](prompts, return_tensors="pt", padding=True, padding_side="left")
     options = {"max_new_tokens": 64, "do_sample": False}
@@ -176,21 +195,8 @@ def test_text_in_the_grammar_of_the_page_about_rollouts_is_that_of_outlines():
         session["generator"].generate(**inputs, **options, logits_processor=[session["own"]])
 
 
-def commands() -> list[str]:
-    found = [block for page in sorted(PAGES) for block in blocks(page, "bash")]
-    lines = [line for block in found for line in block.splitlines()]
-    return [line for line in lines if line.startswith("specdec ")]
-
-
-@pytest.mark.parametrize("line", commands())
-def test_every_command_is_one(line):
-    _, name, *arguments = shlex.split(line, comments=True)
-    command = typer.main.get_command(app()).commands[name]
-    assert command.make_context(name, arguments).args == []
-
-
 def test_the_table_of_options_names_every_option():
-    section = PAGES["generate.md"].split("\n## Options\n")[1]
+    section = PAGES["docs/generate.md"].split("\n## Options\n")[1]
     for name in [*GenerateOptions.__annotations__, "streamer", "attention_mask"]:
         assert f"`{name}`" in section, name
     known = transformers.GenerationConfig().to_dict().keys()
@@ -205,7 +211,7 @@ def test_the_table_of_options_names_every_option():
 
 
 def test_the_table_of_families_names_every_family_that_is_tested():
-    section = re.sub(r"[\s-]", "", PAGES["models.md"].lower())
+    section = re.sub(r"[\s-]", "", PAGES["docs/models.md"].lower())
     for name, (family, _) in ARCHITECTURES.items():
         short = re.sub(r"v3$", "", family.lower())
         assert short in section.replace("deepseekv3", "deepseek"), name

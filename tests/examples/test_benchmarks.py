@@ -1,4 +1,6 @@
-"""Benchmarks of a GPU run on a CPU from end to end, with small shapes."""
+"""Benchmarks run from end to end on a CPU: those of a GPU with small shapes, those of the zoo over
+few tokens.
+"""
 
 import os
 import subprocess
@@ -9,13 +11,23 @@ import pytest
 COMMANDS = ["gpu.py", "gpu_check.py", "gpu_kernels.py --rounds 1 --batch 1"]
 COMMANDS += ["gpu_attention.py --rounds 1", "training.py --rounds 1", "self_drafting.py"]
 COMMANDS += ["gpu_first.py"]
+COMMANDS += [
+    "cpu_speed.py --threads 1 --rounds 1 --prompts 2 --new-tokens 8",
+    "zoo_trees.py --threads 1 --rounds 1 --prompts 3 --new-tokens 2",
+    "zoo_paths.py --threads 1 --rounds 1 --prompts 2 --new-tokens 2",
+    "lm_eval_grid.py --rounds 1 --prompts 2 --new-tokens 4",
+    "training_curves.py --minutes 0.02 --output {folder}",
+    "certificates.py sound --runs 1 --tokens 64 --output {folder}/sound.jsonl",
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_it_runs(command, pytestconfig):
+def test_it_runs(command, pytestconfig, tmp_path):
+    if command.startswith("lm_eval"):
+        pytest.importorskip("lm_eval")
     env = {**os.environ, "PYTHONPATH": ".", "CUDA_VISIBLE_DEVICES": ""}
-    program = [sys.executable, *f"benchmarks/{command}".split()]
+    program = [sys.executable, *f"benchmarks/{command}".format(folder=tmp_path).split()]
     where = {"cwd": pytestconfig.rootpath, "env": env}
     found = subprocess.run(program, **where, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout[-2000:] + found.stderr[-2000:]

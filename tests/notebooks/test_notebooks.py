@@ -1,4 +1,6 @@
-"""The notebooks run as they stand, are short, and hold nothing of the machine they ran on."""
+"""The notebooks run as they stand and print what is stored, are short, and hold nothing of the
+machine they ran on.
+"""
 
 import ast
 import json
@@ -8,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from outputs import differences
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -19,6 +22,17 @@ MAX_SECONDS = 60
 def cells_of(path: Path, kind: str) -> list[str]:
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
+
+
+def printed(path: Path) -> list[tuple[str, bool]]:
+    """The texts below each cell of code, and whether its numbers are no times (the tag `times`)."""
+    texts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            of = [o.get("text") or o["data"].get("text/plain", "") for o in cell["outputs"]]
+            is_timed = "times" in cell["metadata"].get("tags", [])
+            texts.append(("\n".join("".join(text) for text in of), not is_timed))
+    return texts
 
 
 def test_there_are_eight_and_they_are_numbered():
@@ -41,7 +55,7 @@ def test_outputs_hold_no_error_and_no_path_of_a_machine(path):
     for folder in ("/home/", "/root/", "/tmp/", "/work/", "/Users/"):
         assert folder not in text
     counts = [c["execution_count"] for c in json.loads(text)["cells"] if c["cell_type"] == "code"]
-    assert counts in ([None] * len(counts), list(range(1, len(counts) + 1)))  # run from the top
+    assert counts == list(range(1, len(counts) + 1))  # run from the top
 
 
 def test_they_name_every_part_that_they_are_about():
@@ -83,6 +97,10 @@ def test_a_notebook_runs(path, tmp_path):
     assert any(outputs)
     (seconds,) = [line for line in done.stderr.splitlines() if line.startswith(path.stem)]
     assert int(seconds.split()[-2]) < 5 * MAX_SECONDS
+    pairs = zip(printed(path), printed(tmp_path / "notebooks" / path.name), strict=True)
+    for (stored, is_compared), (new, _) in pairs:
+        found = differences(stored, new, numbers=is_compared)
+        assert not found, "run notebooks/run.py, and read what has changed:\n" + "\n".join(found)
 
 
 def test_a_notebook_that_is_not_there_is_one_line():

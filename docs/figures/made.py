@@ -1,0 +1,137 @@
+"""Figures and tables whose code has changed since they were made, by `made.toml`.
+
+    python docs/figures/made.py                               # lists those
+    python docs/figures/made.py NAME ... --device "one H200"  # they were made with the code of HEAD
+
+Fails where a figure has no entry, an entry no figure, or a commit is not in the history.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MANIFEST = Path(__file__).with_name("made.toml")
+PICTURES = (
+    "docs/figures/*.png",
+    "docs/figures/*.svg",
+    "docs/figures/*.json*",
+    "benchmarks/figures/*",
+)
+PAGES = "README.md", "benchmarks/README.md", "docs/*.md"
+TABLE = re.compile(r"^(\|.*)\n\|[-:| ]+\n((?:\|.*\n)+)", re.MULTILINE)
+MEASURED = re.compile(r"\| *\**\d+\.\d+")
+"""The beginning of a cell with a measured number."""
+
+
+def git(*arguments: str) -> str | None:
+    """What a command of git prints; None where it fails, or there is no git."""
+    if shutil.which("git") is None:
+        return None
+    command = ["git", "-C", str(ROOT), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def has_history() -> bool:
+    """Whether this is a clone with all its commits."""
+    return git("rev-parse", "--is-shallow-repository") == "false"
+
+
+def figures(*, at_least: float = 0.5) -> set[str]:
+    """The files of figures, and `page: first line` of each table where at least this share of the
+    rows has a number with decimals.
+    """
+    found = {str(path.relative_to(ROOT)) for glob in PICTURES for path in ROOT.glob(glob)}
+    for page in (path for glob in PAGES for path in ROOT.glob(glob)):
+        for header, body in TABLE.findall(page.read_text(encoding="utf-8")):
+            rows = body.splitlines()
+            if sum(bool(MEASURED.search(row)) for row in rows) >= at_least * len(rows):
+                cells = ", ".join(cell.strip() for cell in header.strip("|").split("|"))
+                found.add(f"{page.relative_to(ROOT)}: {cells.strip(' ,')}")
+    return found
+
+
+def read() -> dict[str, dict]:
+    """The entries, with all paths of their code."""
+    entries = tomllib.loads(MANIFEST.read_text(encoding="utf-8"))
+    named = entries.pop("code")
+    for entry in entries.values():
+        entry["code"] = [path for name in entry["code"] for path in named.get(name, [name])]
+    return entries
+
+
+def faults(entries: dict[str, dict]) -> list[str]:
+    """What is wrong with the entries, in words."""
+    lacking, known = figures() - entries.keys(), figures(at_least=0)
+    found = [f"{name} has no entry in docs/figures/made.toml" for name in sorted(lacking)]
+    found += [f"{name} has an entry, and is not there" for name in sorted(entries.keys() - known)]
+    is_whole = has_history()
+    for name, entry in entries.items():
+        for key in {"commit", "device", "command", "code"} - entry.keys():
+            found.append(f"{name} has no {key}")
+        gone = [path for path in entry.get("code", []) if not (ROOT / path).exists()]
+        found += [f"{name}: {path}, of its code, does not exist" for path in gone]
+        if (
+            is_whole
+            and git("merge-base", "--is-ancestor", made := entry.get("commit", ""), "HEAD") is None
+        ):
+            found.append(f"{name}: commit {made!r} is not in the history")
+    return found
+
+
+def stale(entries: dict[str, dict]) -> dict[str, int]:
+    """Commits since a figure was made that change its code, where there are any."""
+    counts = {}
+    for name, entry in entries.items():
+        since = f"{entry['commit']}..HEAD"
+        counts[name] = int(git("rev-list", "--count", "--no-merges", since, "--", *entry["code"]))
+    return {name: count for name, count in counts.items() if count}
+
+
+def set_made(name: str, entry: dict, device: str | None) -> None:
+    """Writes the commit of HEAD into an entry."""
+    if changed := git("status", "--porcelain", "--", *entry["code"]):
+        sys.exit(f"error: commit the code of {name} first, then make it:\n{changed}")
+    text = MANIFEST.read_text(encoding="utf-8")
+    start = text.index(f'["{name}"]\n')
+    end = start + len(text[start:].split("\n[", 1)[0])
+    values = {"commit": git("rev-parse", "--short=7", "HEAD"), "device": device or entry["device"]}
+    own = text[start:end]
+    for key, value in values.items():
+        own = re.sub(rf"^{key} = .*$", f'{key} = "{value}"', own, flags=re.MULTILINE)
+    MANIFEST.write_text(text[:start] + own + text[end:], encoding="utf-8")
+
+
+def main() -> int:
+    """As on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="of entries that were made just now")
+    parser.add_argument("--device", help="that they were made on, if another than before")
+    arguments = parser.parse_args()
+    entries = read()
+    if unknown := [name for name in arguments.names if name not in entries]:
+        sys.exit(f"error: made.toml has no entry {unknown[0]!r}; write one first")
+    for name in arguments.names:
+        set_made(name, entries[name], arguments.device)
+    entries = read()
+    if wrong := faults(entries):
+        print(*wrong, sep="\n")
+        return 1
+    if not has_history():
+        print("figures: this clone has no history, so it is not known whose code has changed")
+        return 0
+    counts = stale(entries)
+    print(f"{len(counts)} of {len(entries)} figures and tables are older than their code:")
+    for name, count in counts.items():
+        commit, device, command = (entries[name][key] for key in ("commit", "device", "command"))
+        print(f"{name}\n    {count} commits since {commit}, {device}: {command}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Every figure says by which command, at which commit and where it was made, and one whose code has
+changed since is listed.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import specdec
+
+ROOT = Path(specdec.__file__).parents[1]
+ENTRY = """
+["{name}"]
+commit = "{commit}"
+device = "one CPU core"
+command = "python draw.py"
+code = ["drawing", "line.py"]
+"""
+TABLE = "| rule | ms |\n|---|---|\n| a | 1.25 |\n| b | 2.50 |\n"
+
+
+def run(root: Path, *arguments: str) -> subprocess.CompletedProcess:
+    program = [sys.executable, root / "docs/figures/made.py", *arguments]
+    return subprocess.run(program, capture_output=True, text=True)
+
+
+def git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", root, "-c", "user.name=A", "-c", "user.email=a@b.c", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def commit(root: Path) -> str:
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "One more.")
+    return git(root, "rev-parse", "--short=7", "HEAD")
+
+
+@pytest.fixture(name="clone")
+def _clone(tmp_path):
+    """A repository with a picture, and a table in a page."""
+    if shutil.which("git") is None:
+        pytest.skip("needs git")
+    for folder in ("docs/figures", "benchmarks/figures"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "docs/figures/made.py").write_text((ROOT / "docs/figures/made.py").read_text())
+    (tmp_path / "docs/figures/line.svg").write_text("<svg/>")
+    (tmp_path / "docs/speed.md").write_text(f"# Speed\n\n{TABLE}")
+    for name in ("draw.py", "line.py", "other.py"):
+        (tmp_path / name).write_text("A = 1\n")
+    git(tmp_path, "init", "-q")
+    made_at = commit(tmp_path)
+    entries = [
+        ENTRY.format(name=n, commit=made_at)
+        for n in ("docs/figures/line.svg", "docs/speed.md: rule, ms")
+    ]
+    text = "".join(['[code]\ndrawing = ["draw.py"]\n', *entries])
+    (tmp_path / "docs/figures/made.toml").write_text(text)
+    commit(tmp_path)
+    return tmp_path
+
+
+def test_every_figure_of_this_repository_has_a_whole_entry():
+    done = run(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_figure_is_listed_from_a_change_of_its_code_until_it_is_made_again(clone):
+    (clone / "other.py").write_text("A = 2\n")
+    commit(clone)
+    assert run(clone).stdout.startswith("0 of 2 figures and tables are older")
+    for name in ("draw.py", "line.py"):
+        (clone / name).write_text("A = 2\n")
+        commit(clone)
+    listed = run(clone).stdout
+    assert listed.startswith("2 of 2 figures and tables are older than their code:")
+    assert "line.svg\n    2 commits since" in listed
+    assert "one CPU core: python draw.py" in listed
+    listed = run(clone, "docs/speed.md: rule, ms", "--device", "two H100").stdout
+    assert listed.startswith("1 of 2 figures")
+    assert "speed.md" not in listed
+    assert 'device = "two H100"' in (clone / "docs/figures/made.toml").read_text()
+
+
+def test_a_figure_is_not_made_with_code_that_is_in_no_commit(clone):
+    (clone / "line.py").write_text("A = 3\n")
+    done = run(clone, "docs/figures/line.svg")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: commit the code of docs/figures/line.svg first")
+    done = run(clone, "docs/figures/circle.svg")
+    assert (
+        done.stderr == "error: made.toml has no entry 'docs/figures/circle.svg'; write one first\n"
+    )
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "said"),
+    [
+        ("docs/speed.md", "| ms |", "| s |", "docs/speed.md: rule, s has no entry"),
+        ("docs/speed.md", TABLE, "", "docs/speed.md: rule, ms has an entry, and is not there"),
+        ("docs/figures/made.toml", 'device = "one CPU core"', "", "line.svg has no device"),
+        (
+            "docs/figures/made.toml",
+            '"draw.py"]',
+            '"draws.py"]',
+            "draws.py, of its code, does not exist",
+        ),
+        ("docs/figures/made.toml", 'commit = "', 'commit = "f', "is not in the history"),
+        ("docs/figures/made.toml", "commit = ", "# ", "line.svg has no commit"),
+    ],
+)
+def test_an_entry_that_is_missing_or_wrong_fails(clone, path, old, new, said):
+    edit(clone / path, old, new)
+    done = run(clone)
+    assert done.returncode == 1
+    assert said in done.stdout
+
+
+def test_a_picture_without_an_entry_fails(clone):
+    (clone / "benchmarks/figures/new.md").write_text(TABLE)
+    done = run(clone)
+    assert (done.returncode, done.stdout.split(" has")[0]) == (1, "benchmarks/figures/new.md")
+
+
+def test_without_a_history_it_is_said_that_nothing_is_known(clone, tmp_path_factory):
+    shallow = tmp_path_factory.mktemp("shallow")
+    git(shallow, "clone", "-q", "--depth", "1", f"file://{clone}", str(shallow / "clone"))
+    shutil.rmtree(clone / ".git")
+    for root in (clone, shallow / "clone"):
+        done = run(root)
+        assert done.returncode == 0
+        assert done.stdout.startswith("figures: this clone has no history")
