@@ -1,11 +1,12 @@
 """Tries every type that HF registers as a causal LM: HF's own greedy text, or refused.
 
-    python tests/census/run.py                    # all types, with windows of several sizes
-    python tests/census/run.py --write            # and write the table of docs/models.md
+    python tests/census/run.py                      # with windows of several sizes
+    python tests/census/run.py --write              # and write the table of docs/models.md
     python tests/census/run.py gpt_neo --windows 30
+    python tests/census/run.py --group multimodal   # text prompts on models of pictures and sounds
 
-Models are tiny and random (`shapes.py`), the witness is HF (`judge.py`). Each type runs in a process
-of its own, which ends after a time limit. The exit code is 1 where a text is wrong, or where
+Models are tiny and random (`shapes.py`), the witness is HF (`judge.py`). Each type runs in a
+process of its own, which ends after a time limit. The exit code is 1 where a text is wrong, or where
 something else than a refusal ends it.
 """
 
@@ -18,9 +19,11 @@ import re
 import sys
 import time
 import warnings
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -28,10 +31,10 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from census.judge import CRASHED, EQUAL, HF_CANNOT, HF_DIFFERS, REFUSED, WRONG, Verdict, judge
-from census.shapes import VOCAB, build, has_window, model_types
+from census.shapes import VOCAB, build, has_window, model_classes
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-TABLE = re.compile(r"(?<=<!-- census -->\n).*?(?=<!-- /census -->)", re.DOTALL)
+NOT_BUILT = "not built by the census"
 WINDOWS: dict[str, int | None] = {"70": 70, "default": None, "5": 5, "30": 30, "300": 300}
 """Sizes in tokens of windows and buffers; the default is that of the type's configuration."""
 
@@ -43,58 +46,73 @@ def prompts(window: int | None) -> list[torch.Tensor]:
     return [torch.randint(3, VOCAB - 9, (length,), generator=generator) for length in lengths]
 
 
-def of_type(model_type: str, window: int | None) -> Verdict:
-    """The verdict on a tiny model of a type."""
+@dataclass(frozen=True)
+class Case:
+    """A type of a group of `model_classes`, with the name of a window."""
+
+    group: str
+    model_type: str
+    window: str = "70"
+
+
+def verdict_on(case: Case) -> Verdict:
+    """What specdec makes of a tiny model."""
+    window = WINDOWS[case.window]
     try:
-        model = build(model_type, window=window)
+        model = build(case.model_type, group=case.group, window=window)
     except Exception as error:  # whatever a foreign model raises
-        return Verdict(HF_CANNOT, f"{type(error).__name__}: {error}")
+        return Verdict(NOT_BUILT, f"{type(error).__name__}: {error}")
     return judge(model, prompts(window))
 
 
-def _send(model_type: str, window: str, end: Connection) -> None:
+def _send(case: Case, end: Connection) -> None:
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # for the life of the process
-    end.send(of_type(model_type, WINDOWS[window]))
+    end.send(verdict_on(case))
 
 
 def run(
-    tasks: list[tuple[str, str]], *, processes: int, limit_s: float
-) -> Iterator[tuple[str, str, Verdict, float]]:
-    """Verdicts on types with windows, in the order in which they come, each with the seconds that it took."""
-    context, waiting, running = multiprocessing.get_context("fork"), list(tasks)[::-1], {}
+    cases: Iterable[Case], *, processes: int, limit_s: float
+) -> Iterator[tuple[Case, Verdict, float]]:
+    """Verdicts in the order in which they come, each with the seconds that it took."""
+    context, waiting = multiprocessing.get_context("fork"), deque(cases)
+    running: dict[Connection, tuple[Case, BaseProcess, float]] = {}
     while waiting or running:
         while waiting and len(running) < processes:
+            case = waiting.popleft()
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_send, args=(*waiting[-1], theirs))
+            process = context.Process(target=_send, args=(case, theirs))
             process.start()
             theirs.close()
-            running[ours] = (*waiting.pop(), process, time.monotonic())
-        now = time.monotonic()
-        left = min(start + limit_s - now for *_, start in running.values())
-        ready = wait(list(running), timeout=max(0.0, left))
-        for end, (model_type, window, process, start) in list(running.items()):
+            running[ours] = case, process, time.monotonic()
+        oldest = min(start for *_, start in running.values())
+        ready = wait(list(running), timeout=max(0.0, oldest + limit_s - time.monotonic()))
+        for end, (case, process, start) in list(running.items()):
             seconds = time.monotonic() - start
             if end in ready:
-                try:
-                    verdict = end.recv()
-                except EOFError:
-                    process.join()
-                    verdict = Verdict(CRASHED, f"the process ended with {process.exitcode}")
+                verdict = _received(end, process)
             elif seconds >= limit_s:
-                verdict = Verdict(CRASHED, f"not done in {limit_s:.0f} s")
                 process.kill()
+                verdict = Verdict(CRASHED, f"not done in {limit_s:.0f} s")
             else:
                 continue
             process.join()
             del running[end]
-            yield model_type, window, verdict, seconds
+            yield case, verdict, seconds
+
+
+def _received(end: Connection, process: BaseProcess) -> Verdict:
+    try:
+        return end.recv()
+    except EOFError:
+        process.join()
+        return Verdict(CRASHED, f"the process ended with {process.exitcode}")
 
 
 def merged(verdicts: dict[str, Verdict]) -> Verdict:
     """The worst verdict on a type over all windows, with the windows where they differ. A size with
     which HF makes no model says nothing.
     """
-    kinds = [WRONG, CRASHED, HF_DIFFERS, REFUSED, EQUAL, HF_CANNOT]
+    kinds = [WRONG, CRASHED, HF_DIFFERS, REFUSED, EQUAL, HF_CANNOT, NOT_BUILT]
     worst = min(verdicts.values(), key=lambda verdict: kinds.index(verdict.kind))
     windows = [w for w in WINDOWS if w in verdicts and verdicts[w].kind == worst.kind]
     if worst.kind == EQUAL or len(windows) == len(verdicts):
@@ -102,56 +120,73 @@ def merged(verdicts: dict[str, Verdict]) -> Verdict:
     return Verdict(worst.kind, f"with windows of {', '.join(windows)}: {worst.remark}")
 
 
-def reason(remark: str) -> str:
-    """A refusal without what differs from model to model."""
-    text = re.sub(r"\b\w+(ForCausalLM|ForConditionalGeneration|LMHeadModel|Decoder)\b", "it", remark)
-    text = re.sub(r"\s*[.;,:]? ?(use|Use) HF generate.*", "", text)
+def reason(verdict: Verdict) -> str:
+    """A remark without what differs from model to model."""
+    text = re.sub(
+        r"\b\w+(ForCausalLM|Generation|LMHeadModel|Decoder)\b", "the model", verdict.remark
+    )
+    text = re.sub(r"\s*[.;,:]? ?(use|Use) HF generate.*?(?=; HF's|$)", "", text)
     text = re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", text)
-    return text.replace("it cannot be decoded over specdec's cache ", "")
+    return " ".join(text.replace("|", "\\|").split())
 
 
 def table(results: dict[str, Verdict]) -> str:
-    """What `--write` writes."""
+    """Types by what was found."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, verdict in sorted(results.items()):
-        said = "" if verdict.kind in (EQUAL, WRONG, CRASHED) else reason(verdict.remark)
-        if verdict.kind in (WRONG, CRASHED):
-            said = verdict.remark
-        groups[verdict.kind, said].append(name)
-    lines = [f"| result | types of transformers {transformers.__version__} |", "|---|---|"]
-    for kind in (EQUAL, REFUSED, HF_CANNOT, HF_DIFFERS, CRASHED, WRONG):
-        for (of, said), names in sorted(groups.items(), key=lambda item: -len(item[1])):
-            if of == kind:
-                said = f": {said}" if said else ""
-                lines.append(f"| {kind}{said} ({len(names)}) | {', '.join(names)} |")
+        said = verdict.remark if verdict.kind in (WRONG, CRASHED) else reason(verdict)
+        groups[verdict.kind, "" if verdict.kind == EQUAL else said].append(name)
+    lines = ["| result | types |", "|---|---|"]
+    for kind in (EQUAL, REFUSED, HF_DIFFERS, HF_CANNOT, NOT_BUILT, CRASHED, WRONG):
+        found = {said: names for (of, said), names in groups.items() if of == kind}
+        for said, names in sorted(found.items(), key=lambda item: -len(item[1])):
+            lines.append(
+                f"| {kind}{': ' if said else ''}{said} | {len(names)}: {', '.join(names)} |"
+            )
     return "\n".join(lines)
+
+
+def write(group: str, results: dict[str, Verdict]) -> None:
+    """Into the page, between the marks of the group."""
+    counts = Counter(verdict.kind for verdict in results.values())
+    said = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+    head = f"transformers {transformers.__version__}, {len(results)} types: {said}."
+    marks = re.compile(f"(?<=<!-- census {group} -->\n).*?(?=<!-- /census -->)", re.DOTALL)
+    folded = f'<details markdown="1"><summary>{head}</summary>\n\n{table(results)}\n\n</details>'
+    PAGE.write_text(marks.sub(lambda _: f"\n{folded}\n\n", PAGE.read_text()))
 
 
 def main() -> int:
     """As on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("types", nargs="*", help="default: all")
+    parser.add_argument("types", nargs="*", help="default: all of the group")
+    parser.add_argument("--group", choices=model_classes(), default="causal")
     parser.add_argument("--windows", nargs="+", choices=WINDOWS, default=list(WINDOWS))
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=120, help="seconds for a type")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--limit", type=float, default=600, help="seconds for a type and a window")
     parser.add_argument("--write", action="store_true", help="the table of docs/models.md")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    first, *others = arguments.windows
-    types = arguments.types or model_types()
-    tasks = [(name, first) for name in types]
-    tasks += [(name, window) for window in others for name in types if has_window(name)]
+    group, types = arguments.group, arguments.types or sorted(model_classes()[arguments.group])
+    cases = [
+        Case(group, name, window)
+        for window in arguments.windows
+        for name in types
+        if window == arguments.windows[0] or has_window(name, group)
+    ]
     found: dict[str, dict[str, Verdict]] = defaultdict(dict)
-    options = {"processes": arguments.processes, "limit_s": arguments.limit}
-    for name, window, verdict, seconds in run(tasks, **options):
-        found[name][window] = verdict
-        print(f"{name} {window}: {verdict.kind} {verdict.remark} ({seconds:.1f} s)", flush=True)
+    for case, verdict, seconds in run(
+        cases, processes=arguments.processes, limit_s=arguments.limit
+    ):
+        found[case.model_type][case.window] = verdict
+        said = f"{case.model_type} {case.window}: {verdict.kind} {verdict.remark}"
+        print(f"{said} ({seconds:.1f} s)", flush=True)
     results = {name: merged(verdicts) for name, verdicts in found.items()}
     print(table(results))
     if arguments.write:
-        PAGE.write_text(TABLE.sub(lambda _: f"\n{table(results)}\n\n", PAGE.read_text()))
+        write(group, results)
     return int(any(verdict.kind in (WRONG, CRASHED) for verdict in results.values()))
 
 

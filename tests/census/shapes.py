@@ -1,4 +1,4 @@
-"""A tiny random model of every type that HF registers as a causal LM.
+"""A tiny random model of every type that HF registers as a causal or a multimodal LM.
 
 A type's own default configuration is shrunk by the names of its fields. What the names do not tell
 stands in `CORRECTIONS`.
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto import modeling_auto
 
 VOCAB = 99
 POSITIONS = 2048
@@ -49,7 +49,7 @@ _SIZES = {
     "intermediate_size_mlp emb_dim d_inner feed_forward_size dense_intermediate_size",
     64: "hidden_size d_model n_embd embedding_dim embedding_size word_embed_proj_dim lru_width "
     "attention_hidden_size input_embedding_size output_embedding_size adapter_in_dim "
-    "hidden_size_global "
+    "hidden_size_global out_hidden_size text_hidden_size "
     "adapter_input_size adapter_out_dim shape_embed_dim pronunciation_embed_dim",
     128: "mamba_d_ssm",
 }
@@ -124,6 +124,9 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
         **{"indexer_n_heads": 32, "indexer_kv_heads": 1, "indexer_head_dim": 16},
         **{"indexer_budget": 32, "indexer_compress_ratio": 4},
     },
+    "paddleocr_vl_text": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 4]},
+    },
     "reformer": {"axial_pos_shape": (32, 64), "axial_pos_embds_dim": (32, 32)},
     "xlstm": {"hidden_size": 128, "embedding_dim": 128},
     "xmod": {"default_language": "en_XX"},
@@ -144,9 +147,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """Of types whose default configuration is not a valid one."""
 
 
-def model_types() -> list[str]:
-    """All that the installed transformers registers."""
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+def model_classes() -> dict[str, dict[str, str]]:
+    """By group, the model class of every type that the installed transformers registers. Multimodal
+    ones are those that are no causal LM as well.
+    """
+    causal = dict(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    multimodal = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+    others = {name: of for name, of in multimodal.items() if of not in causal.values()}
+    return {"causal": causal, "multimodal": others}
 
 
 def _layers_of_every_kind(config: PreTrainedConfig, count: int) -> tuple[list[int], list[str]]:
@@ -166,6 +174,16 @@ def _layers_of_every_kind(config: PreTrainedConfig, count: int) -> tuple[list[in
     others = [index for index in range(count) if index not in kinds.values()]
     missing = max(0, NUM_LAYERS - len(kinds))
     return sorted([*kinds.values(), *others[:missing]]), fields
+
+
+def _with_sections(rope: dict[str, Any]) -> dict[str, Any]:
+    """Rotary parameters whose sections for time, height and width fill a tiny head."""
+    if not all(isinstance(value, dict) for value in rope.values()):
+        third, rest = divmod(
+            int(rope.get("partial_rotary_factor", 1.0) * SMALL["head_dim"]) // 2, 3
+        )
+        return {**rope, "mrope_section": [third, third, third + rest]}
+    return {kind: _with_sections(value) for kind, value in rope.items()}
 
 
 def shrunk(config: PreTrainedConfig, window: int | None) -> dict[str, Any]:
@@ -197,6 +215,9 @@ def shrunk(config: PreTrainedConfig, window: int | None) -> dict[str, Any]:
             fields[name] = value if window is None else window
         elif name in SMALL and is_number:
             fields[name] = 0 if value == 0 else SMALL[name]  # 0: the model has no such part
+    sections = getattr(config, "ignore_keys_at_rope_validation", None) or ()
+    if "mrope_section" in sections and "mrope_interleaved" not in sections:
+        fields["rope_parameters"] = _with_sections(config.rope_parameters)
     if "kv_lora_rank" in values:
         fields["num_key_value_heads"] = SMALL["num_attention_heads"]
     if window is not None and not SLIDING.keys().isdisjoint(fields):
@@ -204,30 +225,40 @@ def shrunk(config: PreTrainedConfig, window: int | None) -> dict[str, Any]:
     return fields | CORRECTIONS.get(config.model_type, {})
 
 
-def _classes(model_type: str) -> tuple[type[PreTrainedModel], type[PreTrainedConfig]]:
+def _classes(model_type: str, group: str) -> tuple[type[PreTrainedModel], type[PreTrainedConfig]]:
     """Of the model, and of the configuration that it is made from."""
-    model_class = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
+    model_class = getattr(transformers, model_classes()[group][model_type])
     config_class = CONFIG_MAPPING[model_type]
     if model_class.config_class in getattr(config_class, "sub_configs", {}).values():
         config_class = model_class.config_class  # of a picture model's text decoder
     return model_class, config_class
 
 
-def _fields(model_type: str, window: int | None) -> dict[str, Any]:
-    default = _classes(model_type)[1](**DEFAULTS.get(model_type, {}))
-    return shrunk(default, window)
-
-
-def has_window(model_type: str) -> bool:
+def has_window(model_type: str, group: str = "causal") -> bool:
     """Whether a window changes anything in the configuration."""
-    return _fields(model_type, 5) != _fields(model_type, 6)
+    try:
+        default = _classes(model_type, group)[1](**DEFAULTS.get(model_type, {}))
+    except Exception:  # whatever a foreign configuration raises: `build` says it
+        return False
+    return shrunk(default, 5) != shrunk(default, 6)
 
 
-def build(model_type: str, *, window: int | None = 70, seed: int = 0) -> PreTrainedModel:
-    """A tiny random model in float32, in eval mode, whose greedy text is not constant."""
-    model_class, config_class = _classes(model_type)
+def build(
+    model_type: str, *, group: str = "causal", window: int | None = 70, seed: int = 0
+) -> PreTrainedModel:
+    """A tiny random model in float32, in eval mode, whose greedy text is not constant.
+
+    Args:
+        model_type: as HF calls it.
+        group: of `model_classes`.
+        window: of every sliding window, chunk and buffer, in tokens; `None` leaves them as they are
+            in the default configuration.
+        seed: of the weights.
+    """
+    model_class, config_class = _classes(model_type, group)
+    default = config_class(**DEFAULTS.get(model_type, {}))
     torch.manual_seed(seed)
-    model = model_class(config_class(**_fields(model_type, window))).float().eval()
+    model = model_class(config_class(**shrunk(default, window))).float().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

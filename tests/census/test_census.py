@@ -5,9 +5,10 @@ import time
 
 import pytest
 import torch
+
 from census import run as census
 from census.judge import CRASHED, EQUAL, HF_CANNOT, REFUSED, WRONG, judge
-from census.shapes import VOCAB, build, model_types
+from census.shapes import VOCAB, build, model_classes
 
 PROMPTS = [torch.arange(50) * 7 % 90 + 3, torch.arange(9) * 5 % 90 + 3]
 
@@ -92,16 +93,16 @@ def test_a_refusal_is_an_error_of_values(error, kind):
 
 def test_what_hf_cannot_generate_with_is_nobodys_fault():
     assert judged(build("gemma4_assistant"), None).kind == HF_CANNOT
-    assert census.of_type("no such type", 70).kind == HF_CANNOT
 
 
 def test_a_type_that_hangs_or_dies_is_reported_and_others_go_on(monkeypatch):
     tricks = {"hangs": lambda: time.sleep(60), "dies": lambda: os._exit(3), "lives": lambda: None}
     monkeypatch.setattr(
-        census, "of_type", lambda name, _: tricks[name]() or census.Verdict(EQUAL)
+        census, "verdict_on", lambda case: tricks[case.model_type]() or census.Verdict(EQUAL)
     )
-    tasks = [(name, "70") for name in tricks]
-    found = {name: v for name, _, v, _ in census.run(tasks, processes=2, limit_s=2)}
+    cases = [census.Case("causal", name) for name in tricks]
+    done = census.run(cases, processes=2, limit_s=2)
+    found = {case.model_type: verdict for case, verdict, _ in done}
     assert found["lives"].kind == EQUAL
     assert found["hangs"] == census.Verdict(CRASHED, "not done in 2 s")
     assert found["dies"] == census.Verdict(CRASHED, "the process ended with 3")
@@ -117,12 +118,17 @@ def test_the_worst_window_counts():
     [("qwen2", EQUAL), ("olmo_hybrid", EQUAL), ("axk2", REFUSED), ("bloom", REFUSED)],
 )
 def test_some_types(model_type, kind):
-    assert census.of_type(model_type, 30).kind == kind
+    assert census.verdict_on(census.Case("causal", model_type, "30")).kind == kind
+
+
+def test_a_type_that_cannot_be_built_is_said():
+    found = census.verdict_on(census.Case("causal", "no such type"))
+    assert found.kind == census.NOT_BUILT
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", census.WINDOWS.values())
-@pytest.mark.parametrize("model_type", model_types())
+@pytest.mark.parametrize("window", census.WINDOWS)
+@pytest.mark.parametrize("model_type", model_classes()["causal"])
 def test_no_type_is_wrong(model_type, window):
-    found = census.of_type(model_type, window)
+    found = census.verdict_on(census.Case("causal", model_type, window))
     assert found.kind not in (WRONG, CRASHED), found.remark
