@@ -3,16 +3,17 @@
     python tests/census/run.py                      # with windows of several sizes
     python tests/census/run.py --write              # and write the table of docs/models.md
     python tests/census/run.py gpt_neo --windows 30
-    python tests/census/run.py --group multimodal   # text prompts on models of pictures and sounds
+    python tests/census/run.py --group multimodal   # text prompts on models of pictures
 
 Models are tiny and random (`shapes.py`), the witness is HF (`judge.py`). Each type runs in a
-process of its own, which ends after a time limit. The exit code is 1 where a text is wrong, or where
-something else than a refusal ends it.
+process of its own, which ends after a time limit. The exit code is 1 where a text is wrong, or
+where something else than a refusal ends it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import re
@@ -21,7 +22,7 @@ import time
 import warnings
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -156,6 +157,12 @@ def write(group: str, results: dict[str, Verdict]) -> None:
     PAGE.write_text(marks.sub(lambda _: f"\n{folded}\n\n", PAGE.read_text()))
 
 
+def read_log(path: Path | None) -> dict[Case, Verdict]:
+    """What an earlier run with `--log` has found."""
+    lines = path.read_text().splitlines() if path and path.exists() else []
+    return {Case(**case): Verdict(**verdict) for case, verdict in map(json.loads, lines)}
+
+
 def main() -> int:
     """As on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -164,6 +171,7 @@ def main() -> int:
     parser.add_argument("--windows", nargs="+", choices=WINDOWS, default=list(WINDOWS))
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--limit", type=float, default=600, help="seconds for a type and a window")
+    parser.add_argument("--log", type=Path, help="JSON lines; cases that it has are not run again")
     parser.add_argument("--write", action="store_true", help="the table of docs/models.md")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -176,13 +184,19 @@ def main() -> int:
         for name in types
         if window == arguments.windows[0] or has_window(name, group)
     ]
-    found: dict[str, dict[str, Verdict]] = defaultdict(dict)
-    for case, verdict, seconds in run(
-        cases, processes=arguments.processes, limit_s=arguments.limit
-    ):
-        found[case.model_type][case.window] = verdict
+    known = read_log(arguments.log)
+    left = [case for case in cases if case not in known]
+    options = {"processes": arguments.processes, "limit_s": arguments.limit}
+    for case, verdict, seconds in run(left, **options):
+        known[case] = verdict
         said = f"{case.model_type} {case.window}: {verdict.kind} {verdict.remark}"
         print(f"{said} ({seconds:.1f} s)", flush=True)
+        if arguments.log:
+            with arguments.log.open("a") as log:
+                log.write(json.dumps([asdict(case), asdict(verdict)]) + "\n")
+    found: dict[str, dict[str, Verdict]] = defaultdict(dict)
+    for case in cases:
+        found[case.model_type][case.window] = known[case]
     results = {name: merged(verdicts) for name, verdicts in found.items()}
     print(table(results))
     if arguments.write:

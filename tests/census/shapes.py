@@ -90,7 +90,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
             for kind in set(_ALTERNATING)
         },
     },
-    "": {"rope_theta": 10_000.0, "clip_qkv": 8.0},  # DBRX's attention
+    "DbrxAttentionConfig": {"rope_theta": 10_000.0, "clip_qkv": 8.0},
     "blt": {"num_hidden_layers": 4},
     "dory": {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
     "dots3_note_text": {
@@ -136,7 +136,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     },
     "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding"] * 2},
 }
-"""What the names of fields do not tell, by type of the (text) configuration."""
+"""What the names of fields do not tell, by type of the configuration, or class where it has none."""
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -222,7 +222,7 @@ def shrunk(config: PreTrainedConfig, window: int | None) -> dict[str, Any]:
         fields["num_key_value_heads"] = SMALL["num_attention_heads"]
     if window is not None and not SLIDING.keys().isdisjoint(fields):
         fields.pop("layer_types", None)
-    return fields | CORRECTIONS.get(config.model_type, {})
+    return fields | CORRECTIONS.get(config.model_type or type(config).__name__, {})
 
 
 def _classes(model_type: str, group: str) -> tuple[type[PreTrainedModel], type[PreTrainedConfig]]:

@@ -1,10 +1,12 @@
 """The census finds what it is there to find, and all types of transformers pass it."""
 
 import os
+import re
 import time
 
 import pytest
 import torch
+import transformers
 
 from census import run as census
 from census.judge import CRASHED, EQUAL, HF_CANNOT, REFUSED, WRONG, judge
@@ -124,6 +126,19 @@ def test_some_types(model_type, kind):
 def test_a_type_that_cannot_be_built_is_said():
     found = census.verdict_on(census.Case("causal", "no such type"))
     assert found.kind == census.NOT_BUILT
+
+
+@pytest.mark.parametrize("group", model_classes())
+def test_the_page_lists_every_type_and_none_is_wrong(group):
+    of_group = rf"<!-- census {group} -->\n(.*?)<!-- /census -->"
+    table = re.search(of_group, census.PAGE.read_text(), re.DOTALL)[1]
+    version = re.search(r"transformers ([\d.]+)", table)[1]
+    rows = re.findall(r"^\| (.+) \| (\d+): (.+) \|$", table, re.MULTILINE)
+    listed = [name for _, _, names in rows for name in names.split(", ")]
+    assert not [row for row in rows if row[0].startswith((WRONG, CRASHED))]
+    assert len(listed) == sum(int(count) for _, count, _ in rows) == len(set(listed))
+    if version == transformers.__version__:
+        assert set(listed) == set(model_classes()[group])
 
 
 @pytest.mark.slow
