@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 VOCAB = 99
@@ -124,6 +124,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
         **{"indexer_n_heads": 32, "indexer_kv_heads": 1, "indexer_head_dim": 16},
         **{"indexer_budget": 32, "indexer_compress_ratio": 4},
     },
+    "mistral4": {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
     "paddleocr_vl_text": {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 4]},
     },
@@ -136,7 +137,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     },
     "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding"] * 2},
 }
-"""What the names of fields do not tell, by type of the configuration, or class where it has none."""
+"""What the names of fields do not tell, by type or class of the configuration."""
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -259,6 +260,7 @@ def build(
     default = config_class(**DEFAULTS.get(model_type, {}))
     torch.manual_seed(seed)
     model = model_class(config_class(**shrunk(default, window))).float().eval()
+    model.generation_config = GenerationConfig(pad_token_id=0)  # no forced ids, no penalties
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
