@@ -41,9 +41,11 @@ WINDOWS: dict[str, int | None] = {"70": 70, "default": None, "5": 5, "30": 30, "
 
 
 def prompts(window: int | None) -> list[torch.Tensor]:
-    """A prompt that is longer than the window, and a short one."""
+    """A prompt that is longer than the window, and a short one. Of default windows GPT-Neo's, a
+    buffer of 256 tokens, is the one that is exceeded.
+    """
     generator = torch.Generator().manual_seed(1)
-    lengths = (700 if window and window > 100 else 150, 20)
+    lengths = ({None: 300, 300: 700}.get(window, 150), 20)
     return [torch.randint(3, VOCAB - 9, (length,), generator=generator) for length in lengths]
 
 
@@ -147,11 +149,14 @@ def table(results: dict[str, Verdict]) -> str:
     return "\n".join(lines)
 
 
-def write(group: str, results: dict[str, Verdict]) -> None:
+def write(group: str, results: dict[str, Verdict], windows: list[str]) -> None:
     """Into the page, between the marks of the group."""
     counts = Counter(verdict.kind for verdict in results.values())
     said = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
-    head = f"transformers {transformers.__version__}, {len(results)} types: {said}."
+    head = (
+        f"transformers {transformers.__version__}, {len(results)} types, windows: "
+        f"{', '.join(windows)}; {said}"
+    )
     marks = re.compile(f"(?<=<!-- census {group} -->\n).*?(?=<!-- /census -->)", re.DOTALL)
     folded = f'<details markdown="1"><summary>{head}</summary>\n\n{table(results)}\n\n</details>'
     PAGE.write_text(marks.sub(lambda _: f"\n{folded}\n\n", PAGE.read_text()))
@@ -200,7 +205,7 @@ def main() -> int:
     results = {name: merged(verdicts) for name, verdicts in found.items()}
     print(table(results))
     if arguments.write:
-        write(group, results)
+        write(group, results, arguments.windows)
     return int(any(verdict.kind in (WRONG, CRASHED) for verdict in results.values()))
 
 

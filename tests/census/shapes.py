@@ -124,7 +124,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
         **{"indexer_n_heads": 32, "indexer_kv_heads": 1, "indexer_head_dim": 16},
         **{"indexer_budget": 32, "indexer_compress_ratio": 4},
     },
-    "mistral4": {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
+    "mistral4": {"head_dim": 32},
     "paddleocr_vl_text": {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 4]},
     },
