@@ -124,13 +124,14 @@ def merged(verdicts: dict[str, Verdict]) -> Verdict:
 
 
 def reason(verdict: Verdict) -> str:
-    """A remark without what differs from model to model."""
-    text = re.sub(
-        r"\b\w+(ForCausalLM|Generation|LMHeadModel|Decoder)\b", "the model", verdict.remark
-    )
-    text = re.sub(r"\s*[.;,:]? ?(use|Use) HF generate.*?(?=; HF's|$)", "", text)
-    text = re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", text)
-    return " ".join(text.replace("|", "\\|").split())
+    """A remark in short: without what differs from model to model, what was tried, and advice."""
+    text = " ".join(verdict.remark.replace("|", "\\|").split())
+    text = re.sub(r"; HF's forward of .*", "; HF differs from itself", text)
+    text = re.sub(r"[.;,:]? [Uu]se HF generate.*?(?=; HF differs|$)", "", text)
+    text = re.sub(r"\b\w+(ForCausalLM|Generation|LMHead\w*|Decoder)\b", "the model", text)
+    text = re.sub(r"(?<!\w)\d+(\.\d+)?(e-?\d+)?\b", "N", text)
+    text = re.sub(r"(cache: [^(]+?) \(.*\)", r"\1", text)  # the reason that is named is enough
+    return re.sub(r"\((.+); then \1\)", r"(\1)", text)
 
 
 def table(results: dict[str, Verdict]) -> str:
@@ -159,7 +160,7 @@ def write(group: str, results: dict[str, Verdict], windows: list[str]) -> None:
     )
     marks = re.compile(f"(?<=<!-- census {group} -->\n).*?(?=<!-- /census -->)", re.DOTALL)
     folded = f'<details markdown="1"><summary>{head}</summary>\n\n{table(results)}\n\n</details>'
-    PAGE.write_text(marks.sub(lambda _: f"\n{folded}\n\n", PAGE.read_text()))
+    PAGE.write_text(marks.sub(lambda _: f"\n{folded}\n\n", PAGE.read_text(), count=1))
 
 
 def read_log(path: Path | None) -> dict[Case, Verdict]:

@@ -110,6 +110,39 @@ def test_a_type_that_hangs_or_dies_is_reported_and_others_go_on(monkeypatch):
     assert found["dies"] == census.Verdict(CRASHED, "the process ended with 3")
 
 
+def test_a_table_is_written_between_its_own_marks(monkeypatch, tmp_path):
+    page = tmp_path / "page.md"
+    marks = "a\n<!-- census {} -->\n<!-- /census -->\n"
+    page.write_text(marks.format("causal") + marks.format("multimodal"))
+    monkeypatch.setattr(census, "PAGE", page)
+    for _ in range(2):
+        for group, name in (("multimodal", "llava"), ("causal", "llama")):
+            census.write(group, {name: census.Verdict(EQUAL)}, ["70"])
+    causal, multimodal = page.read_text().split("<!-- census multimodal -->")
+    assert causal.count("| equal | 1: llama |") == multimodal.count("| equal | 1: llava |") == 1
+    assert causal.count("<!-- /census -->") == multimodal.count("<!-- /census -->") == 1
+
+
+@pytest.mark.parametrize(
+    ("remark", "short"),
+    [
+        (
+            "GPTNeoForCausalLM cannot be decoded over specdec's cache: its layers mask by a buffer "
+            "(TypeError: +; then layer 1 differs by 1.36). Use HF generate for this model",
+            "the model cannot be decoded over specdec's cache: its layers mask by a buffer",
+        ),
+        (
+            "XForCausalLM fails (layer 2 of 4; then layer 2 of 4). Use HF generate for this model"
+            "; HF's forward of the whole text and its steps differ from token 3 on, prompt of 20",
+            "the model fails (layer N of N); HF differs from itself",
+        ),
+        ("AForConditionalGeneration has a_m3_sparse", "the model has a_m3_sparse"),
+    ],
+)
+def test_reasons_are_those_of_a_kind_of_models(remark, short):
+    assert census.reason(census.Verdict(REFUSED, remark)) == short
+
+
 def test_the_worst_window_counts():
     verdicts = {"5": census.Verdict(EQUAL), "30": census.Verdict(WRONG, "token 2")}
     assert census.merged(verdicts) == census.Verdict(WRONG, "with windows of 30: token 2")
