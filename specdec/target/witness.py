@@ -31,9 +31,8 @@ def trial_texts(model: PreTrainedModel, length: int, number: int = 0) -> Tensor:
     device = model.get_input_embeddings().weight.device
     special = special_tokens(model)
     ids = [i for i in range(model.config.get_text_config().vocab_size) if i not in special]
-    ids = torch.tensor(ids[: 16 * length], device=device)
-    order = torch.arange(2 * length, device=device).view(2, -1)
-    return ids[(order * 7 + 1 + 29 * number) % len(ids)]
+    order = (7919 * i + 1 + 29 * number for i in range(2 * length))  # a prime: all over the ids
+    return torch.tensor([ids[i % len(ids)] for i in order], device=device).view(2, -1)
 
 
 def read_whole(model: PreTrainedModel, tokens: Tensor) -> Tensor:
