@@ -155,8 +155,9 @@ class Claim:
         text = self.texts[row]
         before = torch.tensor([text.ids[: text.start + place]], device=logits.device)
         token = text.ids[text.start + place]
-        for sign in (1, -1):
-            own = moved(logits, token, sign * by)[None]
+        against = logits.double() + by  # some processors keep what is not too likely
+        against[token] = logits[token] - by
+        for own in (moved(logits, token, by)[None], against[None]):
             if self.processors[row]:
                 own = self.processors[row](before, own.float())
             if self.probs(own)[0, token] > 0:
