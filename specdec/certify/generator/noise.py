@@ -25,8 +25,9 @@ from specdec.request import Sampling
 from specdec.request.prompts import left_padded
 from specdec.samplers import Stream
 
-_DISCRETE = ("multinomial", "bernoulli", "randint", "randperm", "random", "poisson", "geometric")
-"""Random functions of torch whose values repeat in sound use."""
+_CONTINUOUS = {"rand", "rand_like", "randn", "randn_like", "uniform", "normal", "exponential"}
+_DISCRETE = {"multinomial", "bernoulli", "randint", "randint_like", "randperm", "random", "poisson"}
+"""Random functions of torch; values of the latter repeat in sound use."""
 
 
 @dataclass(frozen=True)
@@ -173,11 +174,11 @@ class _RandomCalls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            name = func._schema.name.removeprefix("aten::").strip("_")
+        name = func._schema.name.removeprefix("aten::").strip("_")
+        if name in _CONTINUOUS | _DISCRETE:
             self.calls[name] += 1
-            if isinstance(out, Tensor) and name.split("_")[0] not in _DISCRETE and out.numel():
-                values = (name, *out.flatten().tolist())
-                self.num_repeated += values in self._values
-                self._values.add(values)
+        if name in _CONTINUOUS and isinstance(out, Tensor) and out.numel():
+            values = name, *out.flatten().tolist()
+            self.num_repeated += values in self._values
+            self._values.add(values)
         return out
