@@ -222,5 +222,5 @@ def test_what_cannot_be_judged_is_refused():
         sentinel([[1]], [[2]], steps=[[step]], temperature=1.0)
     with pytest.raises(ValueError, match="scores must have 2 columns or more, of 1 rows"):
         sentinel([[1]], [[2, 3]], scores=[torch.zeros(1, 6)], temperature=1.0)
-    with pytest.raises(TypeError, match=r"nobody reads row_inputs..'bias'.."):
+    with pytest.raises(TypeError, match=r"nobody reads row_inputs.'bias'."):
         sentinel([[1]], [[2]], temperature=1.0, row_inputs={"bias": [1]})

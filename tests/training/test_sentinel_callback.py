@@ -141,7 +141,7 @@ def test_rollouts_with_offsets_are_read_with_them_and_adapters_refused():
     generator = SpeculativeGenerator(build("gpt2"), "lookup")
     callback = SentinelCallback(generator, texts=3)
     ids, own = torch.tensor([PROMPT] * 4), {"position_offset": [9, 0, 3, 1]}
-    options = {"max_new_tokens": 8, "temperature": 1.0, "neutral": True}
+    options = {"max_new_tokens": 8, "temperature": 1.0, "neutral": True, "eos_token_id": []}
     result = generator.generate(ids, row_inputs=own, **options)
     assert result.row_inputs["position_offset"].tolist() == [9, 0, 3, 1]
     read = []
