@@ -89,7 +89,7 @@ def watch(
         "text alone": Wealth(len(DIRECTIONS), last=0.0),
     }
     reached, curves = dict.fromkeys(wealths), {name: [] for name in wealths}
-    tokens, failed, sums = [], None, 0.0
+    tokens, failed, impossible, sums = [], None, None, 0.0
     started, count, far, seed = time.perf_counter(), 0, 0, first_seed
     while count < most and None in reached.values():
         seeds = list(range(seed, seed := seed + rows))
@@ -99,8 +99,9 @@ def watch(
                 **{**options, "max_new_tokens": new_tokens, "seed": seeds, "output_scores": True},
             )
         new, first = result.new_tokens.tolist(), len(tokens) * rows
-        read = reader.read(prompts, new, options, result.scores, learned, first)
-        count += sum(result.lengths)
+        reading = reader.read(prompts, new, options, result.scores, learned, first)
+        read, count = reading.gains, count + sum(result.lengths)
+        impossible = impossible or (count if reading.impossible else None)
         far += int((read.loop_distance > ROUNDING).sum())
         tokens.append(count)
         failed = failed or (count if far > MOST_FAR * count else None)
@@ -117,6 +118,7 @@ def watch(
         "curves": curves,
         "tokens": tokens,
         "failed": failed,
+        "impossible": impossible,
         "z": {name: round(each, 2) for name, each in zip(DIRECTIONS, z, strict=True)},
         "seconds": round(time.perf_counter() - started, 1),
     }
@@ -209,6 +211,8 @@ def main() -> None:
             for way, count in line["reached"].items()
         )
         seen = f"   loop differs visibly: {line['failed']}" if line["failed"] else ""
+        if line["impossible"]:
+            seen += f"   a token of probability 0: {line['impossible']}"
         print(f"{name:<38} {line['tokens'][-1]:>7} tokens   {reached}{seen}", flush=True)
 
     {"power": power, "sound": sound}[args.study](add, args)

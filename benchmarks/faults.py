@@ -134,6 +134,33 @@ class OtherLogits(RejectionSampler):
         return super().accept(draft, *self.change(target_logits, warp), noise)
 
 
+class CoolPlaces(RejectionSampler):
+    """The rule at temperature 0.8 in some rows, or at some new tokens."""
+
+    def __init__(self, where: Callable[[Tensor, Tensor], Tensor]):
+        super().__init__()
+        self.where = where
+
+    def accept(self, draft, target_logits, warp, noise):
+        """As the rule."""
+        rows = torch.arange(len(target_logits), device=target_logits.device)[:, None]
+        columns = torch.arange(target_logits.shape[1], device=rows.device)
+        places = noise._start[:, None] + 1 + columns - PROMPT_TOKENS
+        is_cool = self.where(rows, places).expand(places.shape)[..., None]
+        return super().accept(
+            draft, torch.where(is_cool, target_logits / 0.8, target_logits), warp, noise
+        )
+
+
+class OtherTopP(RejectionSampler):
+    """The rule after a truncation that keeps a little more."""
+
+    def accept(self, draft, target_logits, warp, noise):
+        """As the rule."""
+        other = Warp(warp.batch_size, top_p=0.905, device=target_logits.device)
+        return super().accept(draft, target_logits, other, noise)
+
+
 def tempered_twice(logits: Tensor, warp: Warp) -> tuple[Tensor, Warp]:
     """The temperature of `COOL`, once more."""
     return logits / COOL["temperature"], warp
@@ -256,5 +283,10 @@ OTHER_FAULTS = {
     "stale probabilities of the draft": Case(drafts(StaleProbabilities)),
     "position off by one": Case(drafts(), target=OffByOne),
     "logits of another row in one of 50": Case(drafts(), target=OtherRow),
+    "first token at 0.8": Case(drafts(), lambda: CoolPlaces(lambda row, at: at == 0)),
+    "tokens from the 48th on at 0.8": Case(drafts(), lambda: CoolPlaces(lambda row, at: at >= 48)),
+    "one row of 50 at 0.8": Case(drafts(), lambda: CoolPlaces(lambda row, at: row == 7)),
+    "every eighth row at 0.8": Case(drafts(), lambda: CoolPlaces(lambda row, at: row % 8 == 3)),
+    "top-p 0.905 for 0.9": Case(drafts(), OtherTopP, options=CUT),
 }
 """And not with these, which were written after the directions."""

@@ -18,7 +18,7 @@ product of the first i conditional rates is the joint rate at i.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -318,6 +318,7 @@ class GenerationResult:
         tokenizer: of the target, where the call named it.
         prompts: ids of each row's prompt, without padding.
         sampling: what the tokens were drawn from (`specdec.request.Sampling`).
+        row_inputs: `[B, ...]` by name, what the call brought for each row; adapters as numbers.
     """
 
     sequences: Tensor
@@ -335,6 +336,7 @@ class GenerationResult:
     tokenizer: Any = None
     prompts: list[list[int]] = field(default_factory=list)
     sampling: Any = None
+    row_inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def new_tokens(self) -> Tensor:

@@ -168,6 +168,11 @@ class ForeignSampler(ForeignBatchSampler):
         return tokens
 
 
+def is_declared_lossy(sampler: Sampler) -> bool:
+    """Its class says so; of a foreign rule nobody knows."""
+    return not sampler.lossless and not isinstance(sampler, ForeignBatchSampler)
+
+
 def huggingface_rule(
     draft_tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, noise: RuleNoise
 ) -> Tensor:

@@ -40,9 +40,9 @@ def certify(
     """Enumerate a sampler's exact law, audit and test a pair of models.
 
     Enumerates the sampler's exact law on small worlds. Then runs the pair: greedy text against
-    plain decoding, no random number used twice, the same drafts again, alone and in other company,
-    and bets along sampled texts against the target's own distributions. Says how small a bias would
-    have been seen. Exits 1 if anything fails.
+    Hugging Face's own forward, no random number used twice, the same drafts again, alone and in
+    other company, and bets along sampled texts against the target's own distributions. Says how
+    small a bias would have been seen. Exits 1 if anything fails, or a lossy rule loses.
     """
     from tqdm import tqdm
 

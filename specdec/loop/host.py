@@ -342,6 +342,7 @@ class OutputCollector:
             tokenizer=self._request.options.tokenizer,
             prompts=self._request.prompts.rows,
             sampling=self._request.options.sampling,
+            row_inputs=self._request.row_inputs,
         )
 
     def _columns(self, name: str) -> tuple[Tensor, ...] | None:

@@ -135,9 +135,16 @@ class SentinelCallback(TrainerCallback):
         self._seen = result
         if result is seen or result.seeds is None:  # greedy texts are not drawn
             return
-        first = slice(self._texts)
+        if "adapter" in result.row_inputs:
+            raise ValueError(
+                "a rollout had row_inputs['adapter'], of which a result has numbers and no names; "
+                "call a Sentinel with the names, or write rollouts with one active adapter"
+            )
+        first, options = slice(self._texts), result.sampling.options()
+        if result.row_inputs:
+            options["row_inputs"] = {n: each[first] for n, each in result.row_inputs.items()}
         with in_evaluation(self._generator.target.model):
-            self.sentinel(result.prompts[first], result.texts[first], **result.sampling.options())
+            self.sentinel(result.prompts[first], result.texts[first], **options)
 
     on_substep_end = on_pre_optimizer_step  # between batches whose gradients are added up
 

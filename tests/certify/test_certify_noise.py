@@ -1,5 +1,6 @@
 """`certify(generator, prompts)` fails noise that is used twice, for any two purposes."""
 
+import numpy as np
 import pytest
 import torch
 from test_certify_runs import certify_run, drafter
@@ -98,3 +99,51 @@ def test_coupled_noise_that_belongs_to_steps_fails():
     found = audit_text(generator, [PROMPT], 20, Sampling(top_k=4))
     assert not found.passed
     assert "not explained by rounding" in str(found)
+
+
+class OwnNumbers(RejectionSampler):
+    """Accepts by numbers of its own, the same ones in every step."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def accept(self, draft, target_logits, warp, noise):
+        """The rule by these numbers."""
+        own = self.make((len(target_logits), len(Stream), target_logits.shape[1]))
+        return super().accept(draft, target_logits, warp, ScriptedNoise(own))
+
+
+def by_torch(shape):
+    """Of a generator that begins anew."""
+    seeded = torch.Generator().manual_seed(3)
+    return torch.rand(shape, dtype=torch.float64, generator=seeded)
+
+
+def by_numpy(shape):
+    """Of a generator that torch does not know."""
+    return torch.from_numpy(np.random.default_rng(3).random(shape))
+
+
+def fresh(shape):
+    """New ones in each step."""
+    return torch.rand(shape, dtype=torch.float64)
+
+
+def test_the_report_says_which_numbers_were_seen():
+    found = {}
+    for make in (by_torch, by_numpy, fresh):
+        generator = SpeculativeGenerator(tiny(TARGET), drafter(), OwnNumbers(make))
+        found[make] = audit_noise(generator, [PROMPT, [2, 2]], 20, Sampling(top_k=4))
+        assert found[make].asked == ("propose",)
+        assert "the rule asked for no number of the noise" in str(found[make])
+    assert not found[by_torch].passed
+    assert "steps drew numbers of their own by torch (rand x" in str(found[by_torch])
+    assert "of these calls gave the numbers of an earlier one" in str(found[by_torch])
+    assert found[by_numpy].passed  # not seen, and said so
+    assert found[fresh].passed
+    usual = SpeculativeGenerator(tiny(TARGET), drafter())
+    report = audit_noise(usual, [PROMPT], 20, Sampling(top_k=4))
+    assert "uniforms of Noise, 0 used before" in str(report)
+    assert set(report.asked) == {"propose", "accept", "resample"}
+    assert not report.of_torch

@@ -173,7 +173,8 @@ def test_a_greedy_difference_at_a_tie_is_excused():
     audit = audit_of(model, PrefersTheHighestId())
     assert audit.passed
     assert [difference.margin for difference in audit.differences] == [0.0]
-    assert "a tie within rounding" in str(audit)
+    assert audit.num_ties > 0
+    assert "a tie within rounding: both tokens are within it of the top" in str(audit)
 
 
 class WrongTarget(Target):
@@ -207,7 +208,31 @@ SETTINGS = [
     ("num_samples", [[1]], {"num_samples": 0}),
     ("false_alarm", [[1]], {"false_alarm": 0.0}),
     ("temperature", [[1]], {"settings": [{"temperature": 0.0}]}),
-    ("num_samples=n draws", [[1]], {"settings": [{"top_k": 2}, {"num_return_sequences": 2}]}),
+    (
+        "settings.1. has num_return_sequences=2.*pass num_samples",
+        [[1]],
+        {"settings": [{"top_k": 2}, {"num_return_sequences": 2}]},
+    ),
+    (
+        "settings.0. has max_new_tokens=5, which a certificate decides; pass num_tokens",
+        [[1]],
+        {"settings": [{"max_new_tokens": 5}]},
+    ),
+    ("has seed=3.*each text has a seed of its own", [[1]], {"settings": [{"seed": 3}]}),
+    (r"settings\[0\] is 3", [[1]], {"settings": [3]}),
+    ("settings must be a list of options.*got 3", [[1]], {"settings": 3}),
+    ("reference must be a model of HF's.*got 'x'", [[1]], {"reference": "x"}),
+    (
+        "position_offset.. must have one value for each of the 1 prompts, got 3",
+        [[1]],
+        {"settings": [{"row_inputs": {"position_offset": 3}}]},
+    ),
+    (
+        "position_offset.. must have one value for each of the 1 prompts, got .3, 4.",
+        [[1]],
+        {"settings": [{"row_inputs": {"position_offset": [3, 4]}}]},
+    ),
+    ("row_inputs must be a dict", [[1]], {"settings": [{"row_inputs": [3]}]}),
     ("target_bias", [[1]], {"target_bias": 1.0}),
     ("until_sure goes on until target_bias.*pass one", [[1]], {"until_sure": True}),
     ("settings must be a list of options", [[1]], {"settings": {"temperature": 1.0}}),

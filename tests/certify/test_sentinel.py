@@ -26,6 +26,7 @@ from specdec import (
 )
 from specdec.certify import CertificateError, Sentinel
 from specdec.certify.generator.along import MOST_FAR
+from specdec.results import RowStep
 
 PROMPTS = [PROMPT, [3], [5, 0, 2], [1, 1]]
 RUN = {"max_new_tokens": 20, "temperature": 0.9, "top_p": 0.95, "batch_size": 4}
@@ -147,7 +148,11 @@ def test_a_lossy_rule_states_what_it_moves():
     drafted = 1 - sum(row.count("bonus") for row in result.origins) / found.num_tokens
     expected = 0.5 * found.draft_distance * drafted
     assert abs(found.deviation.mean - expected) < 4 * found.deviation.error < expected
-    assert "the rule is lossy" in str(found)
+    assert "lossy, as declared" in str(found)
+    drafted, bonus = found.losses["1"], found.losses["bonus"]
+    assert drafted.mean > 4 * drafted.error
+    assert abs(bonus.mean) < 4 * bonus.error
+    assert f"1: {drafted.mean:.2%}" in str(found)
 
 
 def test_a_generator_without_drafts_is_judged_by_the_target_alone():
@@ -198,3 +203,24 @@ def test_what_cannot_be_judged_is_refused():
         sentinel([[1], [2]], [[2], [3]], temperature=[0.5, 1.0])
     with pytest.raises(ValueError, match="false_alarm"):
         Sentinel(generator(), false_alarm=1.0)
+    with pytest.raises(TypeError, match=r"generator must be the SpeculativeGenerator.*got 'x'"):
+        Sentinel("x")
+    with pytest.raises(TypeError, match=r"reference must be a model of HF's.*got 'x'"):
+        Sentinel(generator(), reference="x")
+    with pytest.raises(ValueError, match="tolerance must be a number >= 0, got -1"):
+        Sentinel(generator(), tolerance=-1)
+    with pytest.raises(ValueError, match=r"a token of texts\[0\] must be .* in 0..5, got 6; were"):
+        sentinel([[1]], [[2, 6]], temperature=1.0)
+    with pytest.raises(ValueError, match=r"a token of prompts\[0\] must be .* got -1"):
+        sentinel([[-1]], [[2]], temperature=1.0)
+    with pytest.raises(TypeError, match="texts must be lists of token ids"):
+        sentinel([[1]], [[2.5]], temperature=1.0)
+    with pytest.raises(TypeError, match="prompts must be lists of token ids"):
+        sentinel([1], [[2]], temperature=1.0)
+    step = RowStep([1], 1, [1, 2])
+    with pytest.raises(ValueError, match=r"steps have \[2\] new tokens and texts \[1\]"):
+        sentinel([[1]], [[2]], steps=[[step]], temperature=1.0)
+    with pytest.raises(ValueError, match="scores must have 2 columns or more, of 1 rows"):
+        sentinel([[1]], [[2, 3]], scores=[torch.zeros(1, 6)], temperature=1.0)
+    with pytest.raises(TypeError, match=r"nobody reads row_inputs.'bias'."):
+        sentinel([[1]], [[2]], temperature=1.0, row_inputs={"bias": [1]})

@@ -5,14 +5,17 @@ log-probabilities as the generator gives them, and a reward.
 """
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
+from architectures import build
 from text_laws import DRAFT, PROMPT, TARGET, tiny
 from transformers import Trainer, TrainingArguments
 
 from specdec import ModelDrafter, RejectionSampler, SpeculativeGenerator, Stream
 from specdec.certify import CertificateError
+from specdec.certify.generator.witness import Witness
 from specdec.samplers import Noise, StepNoise
 from specdec.training import SentinelCallback
 
@@ -132,6 +135,26 @@ def test_greedy_rollouts_are_passed_over_and_processors_refused(tmp_path, monkey
         run(tmp_path, drafted(model), model, steps=2)
     with pytest.raises(ValueError, match="texts must be"):
         SentinelCallback(drafted(model), texts=0)
+
+
+def test_rollouts_with_offsets_are_read_with_them_and_adapters_refused():
+    generator = SpeculativeGenerator(build("gpt2"), "lookup")
+    callback = SentinelCallback(generator, texts=3)
+    ids, own = torch.tensor([PROMPT] * 4), {"position_offset": [9, 0, 3, 1]}
+    options = {"max_new_tokens": 8, "temperature": 1.0, "neutral": True, "eos_token_id": []}
+    result = generator.generate(ids, row_inputs=own, **options)
+    assert result.row_inputs["position_offset"].tolist() == [9, 0, 3, 1]
+    read = []
+    real = Witness.logits
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Witness, "logits", lambda w, text: read.append(text.offset) or real(w, text))
+        callback.on_pre_optimizer_step(None, None, None)
+    assert read == [9, 0, 3]
+    assert callback.sentinel.found.num_texts == 3
+    generator.generate(ids, **options)
+    generator.last_result = replace(generator.last_result, row_inputs={"adapter": torch.ones(4)})
+    with pytest.raises(ValueError, match=r"a result has numbers and no names; call a Sentinel"):
+        callback.on_pre_optimizer_step(None, None, None)
 
 
 def _same(ids, scores):

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_number
+from specdec.arguments import check_integer, check_number, shown
+from specdec.certify.foreign import is_declared_lossy
 from specdec.certify.generator.directions import DIRECTIONS, DRAFT_ABOVE, TOP
 from specdec.certify.generator.learned import Learned
 from specdec.certify.generator.martingale import Wealth, needed_score
-from specdec.certify.generator.reading import Reader
+from specdec.certify.generator.reading import Reader, ZeroToken
 from specdec.generator import SpeculativeGenerator
 from specdec.results import RowStep
 
@@ -69,7 +71,10 @@ class TextTest:
             forward; `None` where that is not known.
         far_share: share of the tokens where it is more than sqrt(eps).
         rounding_share: likewise of two sound computations, where the target is in half precision.
-        is_lossless: what the sampler says of itself.
+        is_lossless: the sampler does not declare that it is lossy.
+        impossible: tokens of probability 0, which rounding does not explain; one is decisive.
+        num_at_cut: tokens of probability 0 which rounding explains.
+        losses: the `deviation` by the position in the step; empty where steps are not known.
     """
 
     num_tokens: int
@@ -84,11 +89,15 @@ class TextTest:
     far_share: float
     rounding_share: float
     is_lossless: bool
+    impossible: tuple[ZeroToken, ...] = ()
+    num_at_cut: int = 0
+    losses: Mapping[str, Leaning] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
         """Nothing was found; `detectable` says what would have been."""
-        return self.log_peak < -math.log(self.false_alarm) and self.far_share <= self.most_far
+        is_poor = self.log_peak < -math.log(self.false_alarm)
+        return is_poor and not self.impossible and self.far_share <= self.most_far
 
     @property
     def most_far(self) -> float:
@@ -104,18 +113,15 @@ class TextTest:
 
     @property
     def p_value(self) -> float:
-        """Chance that a sound generator ever comes so far."""
-        return math.exp(-self.log_peak)
+        """Chance that a sound generator ever comes so far; 0 with an impossible token."""
+        return 0.0 if self.impossible else math.exp(-self.log_peak)
 
     @property
     def deviation(self) -> Leaning:
         """The probability that moves to tokens which the draft prefers (without drafts: to the
         likeliest token), as a total variation.
         """
-        found = self.leanings[DRAFT_ABOVE]
-        if self.draft_distance:
-            return Leaning(found.name, found.mean / 2, found.error / 2)
-        return self.leanings[TOP]
+        return _deviation(self.leanings, bool(self.draft_distance))
 
     @property
     def detectable(self) -> float:
@@ -153,6 +159,17 @@ class TextTest:
             * (self.draft_distance > 0),
             f"leans most: {lean.name} ({DIRECTIONS[lean.name].what}), {lean.z:+.1f} sigma",
         ]
+        if self.impossible:
+            count = len(self.impossible)
+            lines.append(
+                f"impossible: {count} token{'s' * (count > 1)} of probability 0 under the declared "
+                f"distribution, one of which decides; the first: {self.impossible[0]}"
+            )
+        if self.num_at_cut:
+            lines.append(
+                f"{self.num_at_cut} of the tokens stand at the cut of a truncation, where rounding "
+                "decides whether they are possible"
+            )
         if self.passed and self.p_value < _SMALL:
             lines.append(
                 f"p is small: one sound generator in {1 / self.p_value:.0f} comes so far; draw "
@@ -167,7 +184,12 @@ class TextTest:
                 f"{self.far_share:.2%} of tokens beyond sqrt(eps), {self.most_far:.2%} is rounding"
             )
         if not self.is_lossless:
-            lines.append("the rule is lossy: what it moves is its deviation in use")
+            items = self.losses.items()
+            by = [f"{n}: {each.mean:.2%} +- {_SIGMAS * each.error:.2%}" for n, each in items]
+            lines.append(
+                f"lossy, as declared: {moved.mean:.2%} moved to {kind} in use"
+                + f"; by position in the step: {', '.join(by)}" * bool(by)
+            )
         return "\n          ".join(lines)
 
 
@@ -210,11 +232,21 @@ class Sentinel:
         tolerance: float | None = None,
         raises: bool = True,
     ):
+        if not isinstance(generator, SpeculativeGenerator):
+            raise TypeError(
+                "generator must be the SpeculativeGenerator that writes the texts, got "
+                f"{shown(generator)}"
+            )
+        check_reference(reference)
+        if tolerance is not None:
+            check_number("tolerance", tolerance, 0)
         self._alarm = check_number("false_alarm", false_alarm, above=0, below=1)
         self._reader = Reader(generator, reference, with_drafts)
         self._tolerance, self._raises, self._learned = tolerance, raises, Learned()
         self._wealth: Wealth | None = None
         self._num_texts, self._knows_loop = 0, False
+        self._impossible: list[ZeroToken] = []
+        self._num_at_cut = 0
         # By position in the step, "" for all, sums over tokens: gains, variances and effects of
         # each direction, distances of draft and loop, whether loop and rounding are far, and 1.
         self._sums: dict[str, Tensor] = {}
@@ -235,10 +267,12 @@ class Sentinel:
             texts: ids of what was generated, the token that ended it included; no padding.
             steps: `GenerationResult.steps`, where positions in steps are of interest.
             scores: `GenerationResult.scores`, where what the loop drew from is to be compared.
-            options: of `generate`, with which the texts were drawn; the same for all.
+            options: of `generate`, with which the texts were drawn; the same for all, but
+                `row_inputs` with a value per text.
 
         Raises:
-            ValueError: the texts are greedy, or not as many as the prompts.
+            TypeError, ValueError: the texts are greedy, or not as many as the prompts; ids that the
+                target does not have; steps or scores of other texts; what `generate` would refuse.
             CertificateError: sound texts come so far with a chance below `false_alarm`.
         """
         if len(prompts) != len(texts):
@@ -246,11 +280,19 @@ class Sentinel:
                 f"got {len(prompts)} prompts and {len(texts)} texts; pass the prompt of each text, "
                 "GenerationResult.prompts for instance"
             )
-        pairs = [(p, t) for p, t in zip(prompts, texts, strict=True) if len(t)]
-        if len(pairs) < len(texts) and (steps is not None or scores is not None):
-            raise ValueError("a text is empty; leave it out together with its steps and scores")
+        vocab_size = self._reader.generator.target.vocab_size
+        prompts, texts = (
+            _ids(n, v, vocab_size) for n, v in (("prompts", prompts), ("texts", texts))
+        )
+        own = steps, scores, options.get("row_inputs")
+        pairs = [(p, t) for p, t in zip(prompts, texts, strict=True) if t]
+        if len(pairs) < len(texts) and any(each is not None for each in own):
+            raise ValueError(
+                "a text is empty; leave it out together with its steps, scores and row inputs"
+            )
         if not pairs:
             return
+        _check_beside(texts, steps, scores)
         if self._wealth is None:
             rounded = self._reader.is_rounded and scores is None
             usual = _ROUNDED if rounded else 0.0
@@ -260,7 +302,10 @@ class Sentinel:
                 last=0.0 if scores is None else ON_LOOP,
             )
         prompts, texts = map(list, zip(*pairs, strict=True))
-        read = self._reader.read(prompts, texts, options, scores, self._learned, self._num_texts)
+        reading = self._reader.read(prompts, texts, options, scores, self._learned, self._num_texts)
+        read = reading.gains
+        self._impossible += reading.impossible
+        self._num_at_cut += reading.num_at_cut
         lengths = torch.tensor([len(text) for text in texts])
         is_text = torch.arange(read.gains.shape[1]) < lengths[:, None]  # [B, T]
         self._wealth.add(read.gains, lengths, None if scores is None else read.loop_bets)
@@ -279,8 +324,9 @@ class Sentinel:
             here = facts[is_text & here].sum(dim=0)
             self._sums[label] = self._sums.get(label, 0) + here
         if self._raises and not (found := self.found).passed:
+            declared = "" if found.is_lossless else " (the rule is lossy, as declared)"
             raise CertificateError(
-                "the texts of this run do not have the target's distribution; "
+                f"the texts of this run do not have the target's distribution{declared}; "
                 f"certify(generator, prompts) says more\n          {found}"
             )
 
@@ -289,7 +335,8 @@ class Sentinel:
         """What was found so far."""
         if self._wealth is None:
             raise ValueError("no text was bet on yet")
-        leanings = _leanings(self._sums[""])
+        by = {label: _leanings(sums) for label, sums in self._sums.items()}
+        leanings = by[""]
         most = max(range(len(leanings)), key=lambda number: abs(leanings[number].z))
         labels = sorted(self._sums.keys() - {""}, key=lambda label: (label == "bonus", label))
         *means, count = self._sums[""][-5:].tolist()
@@ -301,13 +348,65 @@ class Sentinel:
             log_peak=self._wealth.log_peak,
             false_alarm=self._alarm,
             leanings=leanings,
-            positions={label: _leanings(self._sums[label])[most] for label in labels},
+            positions={label: by[label][most] for label in labels},
             draft_distance=distance,
             loop_distance=loop_distance if self._knows_loop else None,
             far_share=far,
             rounding_share=rounding,
-            is_lossless=self._reader.generator.sampler.lossless,
+            is_lossless=not is_declared_lossy(self._reader.generator.sampler),
+            impossible=tuple(self._impossible),
+            num_at_cut=self._num_at_cut,
+            losses={label: _deviation(by[label], bool(distance)) for label in labels},
         )
+
+
+def check_reference(reference: Any) -> None:
+    """Raises `TypeError` for what is no model of HF's."""
+    if reference is not None and not isinstance(reference, PreTrainedModel):
+        raise TypeError(
+            "reference must be a model of HF's (a PreTrainedModel), for instance a copy of the "
+            f"target in float32, or None for the target's own; got {shown(reference)}"
+        )
+
+
+def _ids(name: str, rows: Sequence[Sequence[int]], vocab_size: int) -> list[list[int]]:
+    """Token ids of each row, as plain integers."""
+    try:
+        rows = [[index(token) for token in row] for row in rows]
+    except TypeError as error:
+        raise TypeError(f"{name} must be lists of token ids: {error}") from error
+    for number, row in enumerate(rows):
+        for token in row:
+            advice = "were they encoded with the target's tokenizer?"
+            check_integer(f"a token of {name}[{number}]", token, 0, vocab_size - 1, advice=advice)
+    return rows
+
+
+def _check_beside(
+    texts: list[list[int]], steps: Sequence | None, scores: Sequence[Tensor] | None
+) -> None:
+    """Raises `ValueError` for steps or scores of other texts."""
+    if steps is not None:
+        counts = [sum(len(step.new_tokens) for step in row) for row in steps]
+        if counts != [len(text) for text in texts]:
+            raise ValueError(
+                f"steps have {counts} new tokens and texts {[len(text) for text in texts]}; pass "
+                "GenerationResult.steps of the same call, or leave steps out"
+            )
+    longest = max(map(len, texts))
+    if scores is not None and (len(scores) < longest or len(scores[0]) != len(texts)):
+        raise ValueError(
+            f"scores must have {longest} columns or more, of {len(texts)} rows each, as the texts "
+            f"have, got {len(scores)} columns; pass GenerationResult.scores of the same call"
+        )
+
+
+def _deviation(leanings: tuple[Leaning, ...], has_drafts: bool) -> Leaning:
+    """The one that is a total variation."""
+    found = leanings[DRAFT_ABOVE]
+    if has_drafts:
+        return Leaning(found.name, found.mean / 2, found.error / 2)
+    return leanings[TOP]
 
 
 def _leanings(sums: Tensor) -> tuple[Leaning, ...]:

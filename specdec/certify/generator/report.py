@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_integer, check_number
-from specdec.certify.generator.along import Sentinel, TextTest
+from specdec.arguments import check_integer, check_number, shown
+from specdec.certify.generator.along import Sentinel, TextTest, check_reference
 from specdec.certify.generator.noise import NoiseAudit, audit_noise
+from specdec.certify.generator.reading import inputs_of
 from specdec.certify.generator.rows import RowsAudit, audit_rows
 from specdec.certify.generator.text import TextAudit, audit_text
 from specdec.generator import SpeculativeGenerator
@@ -30,9 +30,9 @@ class RunReport:
 
     Args:
         name: of the generator.
-        greedy: greedy text against plain decoding.
+        greedy: greedy text against HF's own forward of each text.
         noise: whether a draw was used twice; for coupled noise, which belongs to positions and is
-            meant to be used again there, sampled text against plain decoding.
+            meant to be used again there, sampled text against HF's own forward.
         rows: whether drafts and texts repeat: again, alone, in other chunks, after rows have ended.
             `None` for a drafter with memory of earlier requests, whose drafts need not repeat.
         text: bets along sampled texts.
@@ -56,18 +56,28 @@ class RunReport:
         parts = [self.greedy, self.noise, self.text]
         return all(part.passed for part in parts) and (self.rows is None or self.rows.passed)
 
+    @property
+    def verdict(self) -> str:
+        """`"PASS"`; `"LOSSY"` where only that was found which the rule declares; else `"FAIL"`."""
+        audits = [self.greedy, self.noise, *([] if self.rows is None else [self.rows])]
+        return self._text_verdict if all(audit.passed for audit in audits) else "FAIL"
+
+    @property
+    def _text_verdict(self) -> str:
+        return "PASS" if self.text.passed else "FAIL" if self.text.is_lossless else "LOSSY"
+
     def __repr__(self) -> str:
         return str(self)
 
     def __str__(self) -> str:
         lines = [
-            _line(self, f"  {self.name}"),
+            f"{self.verdict}  {self.name}",
             _line(self.greedy, f"    {self.greedy}"),
             _line(self.noise, f"    {self.noise}"),
             "----    rows: not compared, the drafter has memory of earlier requests"
             if self.rows is None
             else _line(self.rows, f"    {self.rows}"),
-            _line(self.text, f"    {self.text}"),
+            f"{self._text_verdict}    {self.text}",
             f"          drawn with: {'; '.join(map(_shown, self.settings))}",
         ]
         if self.target_bias is not None and self.text.detectable > self.target_bias:
@@ -108,8 +118,8 @@ def certify_generator(
         num_tokens: of each of these.
         settings: options of `generate` (temperature, top_p, logits_processor, generation_config,
             ...), the same for all rows of a batch, but `row_inputs` with a value per prompt;
-            batches take them in turn. The first one's temperature and truncation are those of the
-            audits, which bring no row inputs.
+            batches take them in turn. The first one's temperature, truncation and row inputs are
+            those of the audits. The ends of texts are ignored but for `eos_token_id`.
         target_bias: a total variation that is to be seen with 95 %; the report says how many tokens
             and how much time that takes.
         until_sure: draws on until a fault is found or `target_bias` would have been.
@@ -121,8 +131,9 @@ def certify_generator(
         progress: wraps the list of batches, `tqdm` for instance.
 
     Raises:
-        ValueError: no prompt, an empty one, one that comes twice; greedy settings; `until_sure`
-            without a `target_bias`.
+        TypeError, ValueError: no prompt, an empty one, one that comes twice; greedy settings, or
+            such as an argument here decides (`max_new_tokens`: `num_tokens`); row inputs without a
+            value for each prompt; `until_sure` without a `target_bias`.
     """
     counts = {"num_samples": num_samples, "num_tokens": num_tokens, "batch_size": batch_size}
     for name, count in {**counts, "audit_tokens": audit_tokens}.items():
@@ -132,29 +143,19 @@ def certify_generator(
         check_number("target_bias", target_bias, above=0, below=1)
     if until_sure and target_bias is None:
         raise ValueError("until_sure goes on until target_bias would have been seen; pass one")
-    if isinstance(settings, Mapping) or not settings:
-        raise TypeError(
-            f"settings must be a list of options of generate, one or more, got {settings!r}"
-        )
-    for each in settings:
-        if each.get("temperature") is not None:
-            check_number("temperature", each["temperature"], above=0)
-        if each.get("num_return_sequences") not in (None, 1):
-            raise ValueError(
-                "num_samples=n draws n texts of each prompt; pass it instead of "
-                "num_return_sequences"
-            )
+    check_reference(reference)
     prompts = _token_ids(prompts)
+    settings = _settings(settings, len(prompts))
     drafter, sampler = generator.drafter, generator.sampler
     sampling = Sampling(**{name: each for name, each in settings[0].items() if name in WARPS})
-    audited = generator, prompts, audit_tokens
+    audited, own = (generator, prompts, audit_tokens), settings[0].get("row_inputs")
     audit = audit_text if sampler.draw_draft is draw_by_race else audit_noise
     size = draft_size(drafter.num_draft_tokens, drafter.tree_depth)
     names = f"{type(drafter).__name__}, {type(sampler).__name__}, {size}"
     audits = {
-        "greedy": audit_text(*audited),
-        "noise": audit(*audited, sampling),
-        "rows": None if drafter.has_memory else audit_rows(*audited, sampling),
+        "greedy": audit_text(*audited, row_inputs=own),
+        "noise": audit(*audited, sampling, own),
+        "rows": None if drafter.has_memory else audit_rows(*audited, sampling, own),
     }
     sentinel = Sentinel(
         generator, false_alarm=false_alarm, with_drafts=True, reference=reference, raises=False
@@ -167,7 +168,7 @@ def certify_generator(
         for turn, start in progress(list(enumerate(starts, first * len(prompts)))):
             batch, options = rows[start : start + batch_size], settings[turn % len(settings)]
             _draw(generator, sentinel, prompts, batch, num_tokens, options)
-            if sentinel.found.log_e > -math.log(false_alarm):
+            if sentinel.found.impossible or sentinel.found.log_e > -math.log(false_alarm):
                 break
         found = sentinel.found
         if not until_sure or not found.passed or found.detectable <= target_bias:
@@ -197,8 +198,7 @@ def _draw(
     seeds = [((number + 1) << 32) + sample for number, sample in rows]
     used = {"temperature": 1.0, "neutral": True, "eos_token_id": [], **options}
     numbers = [number for number, _ in rows]
-    if own := used.get("row_inputs"):
-        used["row_inputs"] = {name: torch.as_tensor(each)[numbers] for name, each in own.items()}
+    used["row_inputs"] = inputs_of(used.get("row_inputs"), numbers)
     beginnings = [prompts[number] for number in numbers]
     result = generator.generate(
         *left_padded(beginnings, generator.target.device),
@@ -207,6 +207,45 @@ def _draw(
     pairs = zip(result.new_tokens.tolist(), result.lengths, strict=True)
     texts = [text[:length] for text, length in pairs]
     sentinel(beginnings, texts, steps=result.steps, scores=result.scores, **used)
+
+
+_DECIDED = {
+    "max_new_tokens": "num_tokens",
+    "num_return_sequences": "num_samples, which draws so many texts of each prompt",
+    "seed": "nothing: each text has a seed of its own",
+}
+"""Options of `generate` that certificates decide, and what to pass in their place."""
+
+
+def _settings(settings: Any, num_prompts: int) -> list[Mapping[str, Any]]:
+    """Options of `generate`, checked for what would be ignored or misread."""
+    advice = "settings must be a list of options of generate, one or more, each a dict such as"
+    is_list = isinstance(settings, Sequence) and not isinstance(settings, str) and len(settings)
+    if not is_list:
+        raise TypeError(f"{advice} {{'temperature': 0.7}}, got {shown(settings)}")
+    for number, each in enumerate(settings):
+        if not isinstance(each, Mapping):
+            raise TypeError(f"{advice} {{'temperature': 0.7}}; settings[{number}] is {shown(each)}")
+        if each.get("temperature") is not None:
+            check_number("temperature", each["temperature"], above=0)
+        for name, instead in _DECIDED.items():
+            if each.get(name) is not None:
+                raise ValueError(
+                    f"settings[{number}] has {name}={shown(each[name])}, which a certificate "
+                    f"decides; pass {instead}"
+                )
+        own = each.get("row_inputs")
+        if own is not None and not isinstance(own, Mapping):
+            raise TypeError(f"row_inputs must be a dict of values by name, got {shown(own)}")
+        for name, values in (own or {}).items():
+            has_rows = hasattr(values, "__len__") and not isinstance(values, str | Mapping)
+            has_rows = has_rows and getattr(values, "shape", (1,)) != ()
+            if not has_rows or len(values) != num_prompts:
+                raise ValueError(
+                    f"row_inputs[{name!r}] must have one value for each of the {num_prompts} "
+                    f"prompts, got {shown(values)}"
+                )
+    return [*settings]
 
 
 def _shown(options: Mapping[str, Any]) -> str:

@@ -16,14 +16,16 @@ Legend: R rows, K draft tokens, V vocabulary.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice, zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from specdec.certify.generator.reading import inputs_of
 from specdec.generator import SpeculativeGenerator
 from specdec.loop.host import Generation, OutputCollector
 from specdec.loop.outcome import Outcome
@@ -116,17 +118,25 @@ class RowsAudit:
 
 
 def audit_rows(
-    generator: SpeculativeGenerator, prompts: list[list[int]], num: int, sampling: Sampling
+    generator: SpeculativeGenerator,
+    prompts: list[list[int]],
+    num: int,
+    sampling: Sampling,
+    row_inputs: Mapping[str, Any] | None = None,
 ) -> RowsAudit:
     """Generates `num` tokens of the same rows in the ways of `ADVICE` and compares every draft and
     token. The numbers of the rows are their seeds. All steps draft K tokens: a draft length that is
     chosen depends on what all rows of the batch accepted.
     """
     rows, half = prompts[:MOST_ROWS], max(1, len(prompts[0]) // 2)
-    rows += [prompts[0][:length] for length in (1, half, None)][: max(0, FEWEST_ROWS - len(rows))]
+    beginnings = [prompts[0][:length] for length in (1, half, None)]
+    beginnings = beginnings[: max(0, FEWEST_ROWS - len(rows))]
+    # A beginning has the row inputs of its prompt.
+    own = inputs_of(row_inputs, [*range(len(rows)), *[0] * len(beginnings)])
+    rows += beginnings
     judge, k = _Judge(generator, sampling), generator.drafter.num_draft_tokens
     options = {"max_new_tokens": num, "num_draft_tokens": k, **sampling.options()}
-    together = _Call(generator, rows, list(range(len(rows))), options)
+    together = _Call(generator, rows, list(range(len(rows))), options, row_inputs=own)
     again, eager, way = replace(together), together.elsewhere(), "again"
     if together.varies(again):  # draws, or what the storage held: fresh storage decides
         fresh = together.elsewhere(), together.elsewhere()
@@ -168,6 +178,7 @@ class _Call:
     numbers: list[int]
     options: dict
     ends_half: bool = False
+    row_inputs: dict | None = None
 
     @cached_property
     def steps(self) -> dict[int, list[RowStep]]:
@@ -175,7 +186,7 @@ class _Call:
         if self.ends_half:
             *_, (_, result, _) = self.walk()
         else:
-            result = self.generator.generate(*self._inputs(), seed=self.numbers, **self.options)
+            result = self.generator.generate(*self._inputs(), **self._options)
         return dict(zip(self.numbers, result.steps, strict=True))
 
     @property
@@ -200,7 +211,7 @@ class _Call:
 
     def walk(self) -> Iterator[tuple[Generation, OutputCollector, Outcome]]:
         """Step by step; the last one is yielded once more, when its outcome has been read."""
-        generation = self.generator.start(*self._inputs(), seed=self.numbers, **self.options)
+        generation = self.generator.start(*self._inputs(), **self._options)
         collector, index = OutputCollector(generation), 0
         while not collector.is_done:
             outcome = self.generator.step(generation)
@@ -225,6 +236,11 @@ class _Call:
         draft, target = outcome.draft.probs, warp(outcome.logits[here : here + 1])[0].double()
         draft = None if draft is None else draft[here].double().clone()
         return draft, target, noise.uniform(Stream.PROPOSE)[here]
+
+    @property
+    def _options(self) -> dict:
+        own = inputs_of(self.row_inputs, self.numbers)
+        return {**self.options, "seed": self.numbers, "row_inputs": own}
 
     def _inputs(self) -> tuple[Tensor, Tensor]:
         return left_padded([self.rows[row] for row in self.numbers], self.generator.target.device)

@@ -1,55 +1,73 @@
-"""Whether speculation gives the very text of plain decoding: greedy, or with coupled noise.
+"""Whether greedy text is that of Hugging Face's own model, and text of coupled noise the one that
+its logits draw.
 
-Two sound computations of the same logits differ by rounding. So the first difference between two
-texts is judged: it is a tie if moving the logits by as much as two sound paths of plain decoding
-differ (the loop's step by step, and the model's own forward over the whole text) leads from the
-one token to the other. Nothing is asked of a text behind its first difference.
+The witness is HF's own forward of each finished text alone, without a cache and without anything of
+ours. So every token is judged after the very tokens before it: the expected one is the largest
+logit, or the winner of the race. A token that is another one is a tie where it wins once every
+logit is moved, by as much as rounding moves it, in its favour: both tokens are then within rounding
+of the top. How much that is, two forwards of HF's say, over the whole text and in pieces through
+HF's own cache (`Witness.rounding`).
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from specdec.certify.generator.reading import Claim, rows_of, witness_of
+from specdec.certify.generator.witness import RowText, Witness, moved
 from specdec.generator import SpeculativeGenerator
-from specdec.request import Sampling
+from specdec.request import Request, Sampling
 from specdec.request.prompts import left_padded
 from specdec.samplers import Warp
 
 Prompts = list[list[int]]
-MAX_ROUNDING = 16
 GREEDY = {"neutral": True, "do_sample": False}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two texts part."""
+    """A token of a text that is not the expected one."""
 
     prompt: int  # its number
-    place: int  # new tokens that agree
-    plain: int | None  # the token of plain decoding, `None` if its text ends here
-    speculative: int | None
-    margin: float  # between the two largest logits there
-    rounding: float  # by which two sound paths differ
-    is_tie: bool  # rounding explains it; with coupled noise it moves perturbed logits
+    place: int  # new tokens before it
+    expected: int | None  # HF's token; `None` where one of the texts ends before the other
+    found: int | None  # `None` if the text ends here
+    margin: float  # by how much the expected token is above the found one
+    rounding: float  # by which logits were moved
+    is_tie: bool  # rounding explains it
 
     def __str__(self) -> str:
+        if self.expected is None:
+            ends = "ends there, and" if self.found is None else "goes on there, and"
+            return (
+                f"prompt {self.prompt}, new token {self.place}: speculation {ends} Hugging Face's "
+                "own text does not, by the ids that end a text"
+            )
+        verdict = (
+            "a tie within rounding: both tokens are within it of the top"
+            if self.is_tie
+            else "not explained by rounding"
+        )
         return (
-            f"prompt {self.prompt}, new token {self.place}: plain decoding has {self.plain}, "
-            f"speculation {self.speculative}; top-2 margin of the logits {self.margin:.2g}, "
-            f"rounding {self.rounding:.2g}: "
-            + ("a tie within rounding" if self.is_tie else "not explained by rounding")
+            f"prompt {self.prompt}, new token {self.place}: Hugging Face's own forward has "
+            f"{self.expected}, speculation {self.found}; margin {self.margin:.2g}, "
+            f"rounding {self.rounding:.2g}: {verdict}"
         )
 
 
 @dataclass(frozen=True)
 class TextAudit:
-    """The texts of one way of decoding, compared with plain decoding."""
+    """The texts of one way of decoding, held against HF's own forward of each text alone."""
 
     name: str
-    num_tokens: int  # that are equal, up to the first difference of each text
-    differences: list[Difference]  # the first of each text
+    num_tokens: int  # that are the expected ones
+    num_ties: int  # that are not, which rounding explains
+    differences: list[Difference]  # one of each text, a tie only where all are
 
     @property
     def passed(self) -> bool:
@@ -57,67 +75,88 @@ class TextAudit:
         return all(difference.is_tie for difference in self.differences)
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: {self.num_tokens} tokens equal plain decoding"]
-        return "\n          ".join([*lines, *map(str, self.differences)])
+        what = "the argmax" if self.name == "greedy" else "what the noise draws"
+        ties = f", {self.num_ties} more within rounding of it" if self.num_ties else ""
+        head = f"{self.name}: {self.num_tokens} tokens are {what} of Hugging Face's own forward of "
+        return "\n          ".join([f"{head}each text alone{ties}", *map(str, self.differences)])
 
 
 def audit_text(
-    generator: SpeculativeGenerator, prompts: Prompts, num: int, sampling: Sampling | None = None
+    generator: SpeculativeGenerator,
+    prompts: Prompts,
+    num: int,
+    sampling: Sampling | None = None,
+    row_inputs: Mapping[str, Any] | None = None,
 ) -> TextAudit:
-    """Text, `num` tokens per prompt, against plain decoding through the same target: greedy text,
-    or that of coupled noise, from `sampling` and with the numbers of the prompts as seeds.
+    """Text, `num` tokens per prompt, against HF's forward of it: greedy text, or that of coupled
+    noise, from `sampling` and with the numbers of the prompts as seeds.
     """
-    device = generator.target.device
-    plain = SpeculativeGenerator(generator.target, None, generator.sampler if sampling else "auto")
-    warp = Warp(1, device=device, **(sampling or Sampling(temperature=0.0)).warp)
-    options = GREEDY
+    inputs, options = left_padded(prompts, generator.target.device), dict(GREEDY)
     if sampling:
         options = {"neutral": True, "seed": list(range(len(prompts))), **sampling.warp}
-    inputs, texts = left_padded(prompts, device), []
-    for one in (plain, generator):
-        result = one.generate(*inputs, max_new_tokens=num, **options)
-        rows = zip(result.new_tokens.tolist(), result.lengths, strict=True)
-        texts.append([row[:length] for row, length in rows])
-    differences, num_equal = [], 0
-    for number, (prompt, expected, found) in enumerate(zip(prompts, *texts, strict=True)):
-        pairs = enumerate(zip_longest(expected, found))
-        place = next((i for i, pair in pairs if pair[0] != pair[1]), len(expected))
-        num_equal += place
-        if expected == found:
+    options |= {"max_new_tokens": num, "row_inputs": row_inputs}
+    result = generator.generate(*inputs, **options)
+    request = Request.read(generator.target, *inputs, options)
+    rows = rows_of(prompts, result.texts, request, row_inputs)
+    kept, num_expected, num_ties = [], 0, 0
+    for number, text in enumerate(rows):
+        choose = _racer(generator, number, text, sampling) if sampling else _largest
+        found = _differences(witness_of(generator), number, text, choose)
+        num_expected += len(text.ids) - text.start - len(found)
+        num_ties += sum(each.is_tie for each in found)
+        found += _wrong_end(generator, number, text, num)
+        kept += sorted(found, key=lambda each: each.is_tie)[:1]
+    return TextAudit("coupled" if sampling else "greedy", num_expected, num_ties, kept)
+
+
+Choose = Callable[[Tensor, int], int]
+"""The token that logits `[V]` lead to, after so many new tokens."""
+
+
+def _largest(logits: Tensor, place: int) -> int:
+    return int(logits.argmax())
+
+
+def _racer(
+    generator: SpeculativeGenerator, number: int, text: RowText, sampling: Sampling
+) -> Choose:
+    """The winner of the race, whose numbers belong to the seed and the position."""
+    device = generator.target.device
+    noise = generator.sampler.noise_type([number], device=device)
+    claim, neutral = Claim([text], [], sampling.warp, None), Warp(1, device=device)
+
+    def choose(logits: Tensor, place: int) -> int:
+        step = noise.at(torch.tensor([text.start + place - 1], device=device), width=1)
+        return int(step.race(claim.scores(logits[None])[:, None].to(device), neutral, 0))
+
+    return choose
+
+
+def _differences(witness: Witness, number: int, text: RowText, choose: Choose) -> list[Difference]:
+    """All of a text."""
+    logits, rounding, found = witness.logits(text), None, []
+    for place, (token, own) in enumerate(zip(text.ids[text.start :], logits, strict=True)):
+        expected = choose(own, place)
+        if expected == token:
             continue
-        token, other = (next(iter(text[place:]), None) for text in (expected, found))
-        margin, rounding, is_tie = torch.inf, 0.0, False
-        if None not in (token, other):  # else the same tokens, but one text ended earlier
-            rounding, logits = _two_paths(plain, prompt, expected, place)
-            logits, (best, second) = logits.clone(), logits.topk(2).values.tolist()
-            logits[other] += rounding
-            logits[token] -= rounding
-            noise = plain.sampler.noise_type([number], device=device)
-            step = noise.at(torch.tensor([len(prompt) + place - 1], device=device), width=1)
-            margin = best - second
-            is_tie = step.race(logits[None, None], warp, 0).item() == other
-        differences.append(Difference(number, place, token, other, margin, rounding, is_tie))
-    return TextAudit("coupled" if sampling else "greedy", num_equal, differences)
+        if rounding is None:
+            rounding = witness.rounding(text, logits)
+        is_tie = choose(moved(own, token, rounding), place) == token
+        margin = (own[expected].double() - own[token].double()).item()
+        found.append(Difference(number, place, expected, token, margin, rounding, is_tie))
+    return found
 
 
-@torch.inference_mode()
-def _two_paths(
-    plain: SpeculativeGenerator, prompt: list[int], text: list[int], place: int
-) -> tuple[float, Tensor]:
-    """How far the logits of a text differ between the model's own forward and the loop, which is
-    made to follow the text; and the former's logits `[V]` at a place.
-
-    A loop that is wrong must not excuse its own texts, so no more than `MAX_ROUNDING` last bits of
-    the largest logit are believed.
-    """
-    device = plain.target.device
-    ids = torch.tensor([prompt + text], device=device)
-    own = plain.target.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-    steps = []
-    for end in range(place + 1):
-        read = ids[:, : len(prompt) + end]
-        state = plain.start(read, torch.ones_like(read), max_new_tokens=1, **GREEDY)
-        steps.append(plain.step(state).logits[0, 0])
-    off = (torch.stack(steps).double() - own[: place + 1].double()).abs().max().item()
-    last_bit = torch.finfo(own.dtype).eps * own[place].abs().max().item()
-    return min(max(off, last_bit), MAX_ROUNDING * last_bit), own[place].double()
+def _wrong_end(
+    generator: SpeculativeGenerator, number: int, text: RowText, num: int
+) -> list[Difference]:
+    """A text that ends before HF's does, or goes on after it."""
+    ends = generator.target.model.generation_config.eos_token_id
+    ends = {ends} if isinstance(ends, int) else set(ends or ())
+    new = text.ids[text.start :]
+    first = next((place for place, token in enumerate(new, 1) if token in ends), num)
+    if len(new) == first:
+        return []
+    place, goes_on = min(len(new), first), len(new) > first
+    token = new[first] if goes_on else None
+    return [Difference(number, place, None, token, torch.inf, 0.0, False)]

@@ -8,11 +8,15 @@ counts of the completed texts are compared with the target's law by a chi-square
 A rule that is wrong at single values of a uniform only, or by less than the total variation that
 the tests detect, passes.
 
+A rule with a `noise_type` of its own is tried on the numbers of that: drafts are drawn by the
+rule's own `draw_draft`, and verified, by the numbers of one step.
+
 Legend: N texts of a world, and see `paths`.
 """
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +25,49 @@ from specdec.certify.chisquare import goodness_of_fit
 from specdec.certify.sampler.enumeration import ExtraDraws, joint_law
 from specdec.certify.sampler.paths import Decide, Paths
 from specdec.certify.sampler.worlds import Worlds
+from specdec.graphs.tree import map_tensors
+from specdec.loop.step import check_verdict
+from specdec.samplers import Sampler, StepNoise, Warp
+from specdec.types import Draft, Verdict
+
+
+def own_noise_tests(
+    sampler: Sampler,
+    worlds: Worlds,
+    generator: torch.Generator,
+    *,
+    num_draws: int,
+    device: torch.device | str = "cpu",
+) -> Iterator[tuple[float, int, tuple[int, float, float]]]:
+    """As `draw_tests`, of chains with soft drafts, by the numbers of the sampler's `noise_type`."""
+    for world, law in enumerate(joint_law(worlds.target)):
+        seeds = range(world * num_draws, (world + 1) * num_draws)
+        source = sampler.noise_type([*seeds], device=device)
+        start = torch.full((num_draws,), 7, device=device)
+        noise = source.at(start, worlds.num_draft_tokens + 1)
+        draft = _own_draft(sampler, worlds, world, noise, num_draws, device)
+        code = torch.zeros(num_draws, dtype=torch.long)
+        prefixes = [code] + [code := code * worlds.vocab_size + t for t in draft.tokens.cpu().T]
+        logits = [level[world, at] for level, at in zip(worlds.logits, prefixes, strict=True)]
+        values = {name: [each[world]] * num_draws for name, each in worlds.warp.items()}
+        warp = Warp(num_draws, device=device, **values)
+        verdict = sampler(draft, torch.stack(logits, dim=1).to(device), warp, noise)
+        verdict = map_tensors(Tensor.cpu, check_verdict(sampler, verdict, draft))
+        yield _compare(_completed(verdict, worlds, torch.full_like(code, world), generator), law)
+
+
+def _own_draft(
+    sampler: Sampler, worlds: Worlds, world: int, noise: StepNoise, rows: int, device: Any
+) -> Draft:
+    """Drafts that the sampler's own `draw_draft` draws from the draft's tables."""
+    code, drawn = torch.zeros(rows, dtype=torch.long), []
+    for index, level in enumerate(worlds.draft):
+        logits = level[world, code].log()[:, None].to(device)
+        options = {"wants_probs": sampler.uses_draft_probs}
+        drawn.append(sampler.draw_draft(logits, Warp(rows, device=device), noise, index, **options))
+        code = code * worlds.vocab_size + drawn[-1][0][:, 0].cpu()
+    tokens, probs = zip(*drawn, strict=True)
+    return Draft(torch.cat(tokens, 1), None if probs[0] is None else torch.cat(probs, 1))
 
 
 def draw_tests(
@@ -43,22 +90,34 @@ def draw_tests(
         here = (paths.world == world).nonzero()[:, 0]
         picked = paths.weight[here].multinomial(num_draws, replacement=True, generator=generator)
         codes = _texts(decide, paths, here[picked], generator, draws)
-        p_value, df = goodness_of_fit(Counter(codes.tolist()), dict(enumerate(law.tolist())))
-        share = torch.bincount(codes, minlength=len(law)) / num_draws
-        worst = (share - law).abs().argmax().item()
-        yield p_value, df, (worst, share[worst].item(), law[worst].item())
+        yield _compare(codes, law)
+
+
+def _compare(codes: Tensor, law: Tensor) -> tuple[float, int, tuple[int, float, float]]:
+    """The result of one world's test."""
+    p_value, df = goodness_of_fit(Counter(codes.tolist()), dict(enumerate(law.tolist())))
+    share = torch.bincount(codes, minlength=len(law)) / len(codes)
+    worst = (share - law).abs().argmax().item()
+    return p_value, df, (worst, share[worst].item(), law[worst].item())
 
 
 def _texts(
     decide: Decide, paths: Paths, rows: Tensor, generator: torch.Generator, draws: ExtraDraws
 ) -> Tensor:
     """`[N]` numbers, in base V, of the texts that rounds over these rows of paths lead to."""
-    worlds, vocab = paths.worlds, paths.worlds.vocab_size
+    worlds = paths.worlds
     shape = len(rows), worlds.num_draft_tokens
     accept = torch.rand(shape, dtype=torch.float64, generator=generator)
-    extra = draws.random(len(rows), vocab, generator)
+    extra = draws.random(len(rows), worlds.vocab_size, generator)
     verdict = paths.runner(decide, rows)(accept, extra)
-    code, world = torch.zeros_like(rows), paths.world[rows]
+    return _completed(verdict, worlds, paths.world[rows], generator)
+
+
+def _completed(
+    verdict: Verdict, worlds: Worlds, world: Tensor, generator: torch.Generator
+) -> Tensor:
+    """`[N]` numbers of texts, each completed by the target."""
+    code, vocab = torch.zeros_like(world), worlds.vocab_size
     for place, level in enumerate(worlds.target):
         own = torch.multinomial(level[world, code], 1, generator=generator)[:, 0]
         is_emitted = place <= verdict.num_accepted

@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from specdec.arguments import check_choice, check_device, check_integer, check_number
 from specdec.certify.chisquare import detectable_variation
-from specdec.certify.foreign import ForeignBatchSampler, ForeignSampler
-from specdec.certify.sampler.draws import draw_tests
+from specdec.certify.foreign import ForeignBatchSampler, ForeignSampler, is_declared_lossy
+from specdec.certify.sampler.drafting import asks_for_race, examine_draft_law
+from specdec.certify.sampler.draws import draw_tests, own_noise_tests
 from specdec.certify.sampler.enumeration import (
     ExtraDraws,
     Flips,
@@ -22,7 +24,7 @@ from specdec.certify.sampler.paths import Paths
 from specdec.certify.sampler.races import Races, find_races, wrong_winners
 from specdec.certify.sampler.report import DrawnEvidence, Failure, SamplerReport
 from specdec.certify.sampler.worlds import Worlds, standard_worlds
-from specdec.samplers import Sampler, draw_by_race
+from specdec.samplers import Noise, Sampler, draw_by_race
 from specdec.samplers.base import check_sampler
 
 Sizes = tuple[tuple[int, int, int], ...]
@@ -107,13 +109,38 @@ def certify_sampler(
     draws, rounding = ExtraDraws(), 0.0
     if is_foreign:
         draws, rounding = ExtraDraws(sampler.bits, sampler.races), sampler.tolerance
-    report = SamplerReport(name, max(TOLERANCE[dtype], rounding))
-    is_race = sampler.draw_draft is draw_by_race
+    tolerance, is_lossy = max(TOLERANCE[dtype], rounding), is_declared_lossy(sampler)
+    report = SamplerReport(name, tolerance, is_declared_lossy=is_lossy)
     batches = list(standard_worlds(sizes, trees, paths, dtype=dtype))
+    by_draws = {"num_draws": num_draws, "device": device}
+    by_draws["generator"] = _generator()
+
+    def drawn(test: Callable, batches: list[Worlds], reason: str) -> SamplerReport:
+        tests = [
+            (worlds, world, *found)
+            for worlds in progress(batches)
+            for world, found in enumerate(test(sampler, worlds, **by_draws))
+        ]
+        return _report_of_draws(report, reason, tests, num_draws, false_alarm)
+
+    if sampler.noise_type is not Noise:
+        chains = [each for each in batches if each.is_chain and each.name == "soft drafts"]
+        return drawn(
+            own_noise_tests,
+            chains,
+            f"its numbers are those of {sampler.noise_type.__name__}, a noise_type of its own, "
+            "which enumeration cannot script",
+        )
+    options = {"tolerance": tolerance, "num_draws": num_draws, "false_alarm": false_alarm}
+    found = examine_draft_law(sampler, sizes[-1][0], dtype=dtype, device=device, **options)
+    report.draft_law = found.says
+    if not found.is_honest:
+        report.failures.append(Failure("draft", found.size, found.says))
+    is_race = sampler.draw_draft is draw_by_race
     for worlds in progress(batches):
         report.num_worlds += len(worlds)
         try:
-            if is_race:
+            if is_race or (is_race := asks_for_race(sampler, worlds, device)):
                 reason = _examine_race(report, find_races(sampler, worlds, device=device), sampler)
             else:
                 flips = find_flips(sampler, worlds, device=device, draws=draws)
@@ -127,14 +154,7 @@ def certify_sampler(
                 "pass sizes= with such only, for instance sizes=((4, 2, 18),)"
             ) from error
         if reason is not None:  # what enumeration said is dropped
-            options = {"num_draws": num_draws, "device": device, "draws": draws}
-            generator = torch.Generator().manual_seed(0)
-            tests = [
-                (worlds, world, *test)
-                for worlds in progress(batches)
-                for world, test in enumerate(draw_tests(sampler, worlds, generator, **options))
-            ]
-            return _report_of_draws(name, report.tolerance, reason, tests, num_draws, false_alarm)
+            return drawn(partial(draw_tests, draws=draws), batches, reason)
     return report
 
 
@@ -176,6 +196,7 @@ def _examine_chances(report: SamplerReport, flips: Flips, sampler: Sampler) -> s
         )
     law, target = flips.completed_law(), joint_law(worlds.target)
     length, vocab = len(worlds.target), worlds.vocab_size
+    report.losses.append(_losses(law, worlds))
     if (worst := _worst(report, law, target)) is not None:
         says, text = _apart(law[worst], target[worst]), worlds.text_of(worst[1], length)
         accept, cause = _one_decision(flips, worst[0], report.tolerance)
@@ -216,14 +237,24 @@ def _examine_race(report: SamplerReport, races: Races, sampler: Sampler) -> None
 
 
 def _report_of_draws(
-    name: str, tolerance: float, reason: str, tests: list, num_draws: int, false_alarm: float
+    begun: SamplerReport, reason: str, tests: list, num_draws: int, false_alarm: float
 ) -> SamplerReport:
     """Of any sampler, whatever it does with its noise."""
     threshold = false_alarm / len(tests)
     p_value, most = min(test[2] for test in tests), max(test[3] for test in tests)
     resolution = detectable_variation(num_draws, most, threshold)
     evidence = DrawnEvidence(reason, num_draws, p_value, threshold, false_alarm, resolution)
-    report = SamplerReport(name, tolerance, math.nan, math.nan, len(tests), drawn=evidence)
+    report = SamplerReport(
+        begun.name,
+        begun.tolerance,
+        math.nan,
+        math.nan,
+        len(tests),
+        drawn=evidence,
+        draft_law=begun.draft_law,
+        is_declared_lossy=begun.is_declared_lossy,
+    )
+    report.failures += [failure for failure in begun.failures if failure.kind == "draft"]
     for worlds, world, p_value, _, (code, share, law) in tests:
         if p_value < threshold:
             says = (
@@ -232,6 +263,18 @@ def _report_of_draws(
             text = worlds.text_of(code, len(worlds.target))
             report.failures.append(_failure("draws", abs(share - law), says, worlds, world, text))
     return report
+
+
+def _losses(law: Tensor, worlds: Worlds) -> Tensor:
+    """`[W, K + 1]`: for each token of a completed text the total variation between its law and the
+    target's given the tokens before it, in the mean over these.
+    """
+    losses, before = [], torch.ones(len(worlds), 1, dtype=torch.float64)
+    for level in worlds.target:
+        here = law.view(len(worlds), level.shape[1] * worlds.vocab_size, -1).sum(dim=-1)
+        losses.append((here - (before[..., None] * level).flatten(1)).abs().sum(dim=1) / 2)
+        before = here
+    return torch.stack(losses, dim=1)
 
 
 def _generator() -> torch.Generator:

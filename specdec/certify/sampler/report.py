@@ -23,6 +23,11 @@ KINDS = {
         "at u = 0; a recovered or bonus token of another row of the target, or without its "
         "truncation (top-k, top-p)",
     ),
+    "draft": (
+        "draft tokens are not drawn from the probabilities that are reported with them",
+        "draw_draft returns the likeliest tokens, or draws after a truncation or at a temperature, "
+        "and returns other probabilities; it uses one number for two tokens",
+    ),
     "decision": (
         "a race is won by another token than its own distribution predicts",
         "another position's noise, or a winner that depends on what was drafted",
@@ -34,6 +39,9 @@ KINDS = {
     ),
 }
 """Of failures: what each means, and its usual causes, where a world's numbers do not say more."""
+
+_OF_LOSSY = {"law", "zero", "draws"}
+"""Kinds of what a lossy rule does."""
 
 WORLD = "a world is a small target and draft, tables of which all probabilities are known"
 
@@ -95,6 +103,10 @@ class SamplerReport:
         failures: empty for a lossless sampler.
         accepted: of each batch of worlds, until a failure, the mean number of accepted `[W]`,
             and the most that any lossless rule accepts of these drafts, `[W]`.
+        losses: of each batch of worlds `[W, K + 1]`, the total variation between each emitted
+            token's law and the target's, given the tokens before it.
+        is_declared_lossy: the rule's class says that it is not lossless.
+        draft_law: what was found of the way in which the rule has its drafts drawn.
         drawn: `None` if the law was enumerated; else the verdict is that of tests by draws, and
             `deviation` and `total_variation` are NaN.
     """
@@ -107,6 +119,9 @@ class SamplerReport:
     num_paths: int = 0
     failures: list[Failure] = field(default_factory=list)
     accepted: list[tuple[Worlds, Tensor, Tensor]] = field(default_factory=list, repr=False)
+    losses: list[Tensor] = field(default_factory=list, repr=False)
+    is_declared_lossy: bool = False
+    draft_law: str = ""
     drawn: DrawnEvidence | None = None
 
     @property
@@ -145,6 +160,30 @@ class SamplerReport:
             return f"{text}; in no world less"
         return f"{text}; at most {self.distance:.3f} less, in {where}"
 
+    @property
+    def verdict(self) -> str:
+        """`"PASS"`; `"LOSSY"` where only that was found which the rule declares; else `"FAIL"`."""
+        if self.passed:
+            return "PASS"
+        declared = self.is_declared_lossy and {f.kind for f in self.failures} <= _OF_LOSSY
+        return "LOSSY" if declared else "FAIL"
+
+    def _loss(self) -> str:
+        """How much a lossy rule moves, by the position in its step."""
+        if self.passed:
+            return "declared lossy, and no loss was found"
+        longest = max((batch.shape[1] for batch in self.losses), default=0)
+        shares = []
+        for place in range(longest):
+            each = torch.cat([batch[:, place] for batch in self.losses if batch.shape[1] > place])
+            shares.append(f"{place + 1}: {each.mean():.4f} ({each.max():.4f})")
+        if not shares or not self.is_exact:
+            return "lossy, as declared"
+        return (
+            "lossy, as declared: total variation from the target, given the tokens before, by "
+            f"position in the step, mean of the worlds (largest): {', '.join(shares)}"
+        )
+
     def __repr__(self) -> str:
         return str(self)
 
@@ -166,6 +205,10 @@ class SamplerReport:
                 f"alarm {drawn.false_alarm:.0e} over all tests), detectable TV "
                 f"{drawn.detectable:.3f}"
             )
+        if self.is_declared_lossy:
+            lines.append(self._loss())
+        if self.draft_law:
+            lines.append(self.draft_law)
         for kind in dict.fromkeys(failure.kind for failure in self.failures):
             found = [failure for failure in self.failures if failure.kind == kind]
             shown = min(found, key=lambda failure: failure.width)  # the first of the smallest
@@ -176,4 +219,4 @@ class SamplerReport:
         lines.append(f"({WORLD}{'' if drawn is None else f'; {DETECTABLE}'})")
         options = {"width": 100, "initial_indent": " " * 6, "subsequent_indent": " " * 8}
         wrapped = [fill(line, **options, replace_whitespace=False) for line in lines]
-        return "\n".join([f"{'PASS' if self.passed else 'FAIL'}  {self.name}: {tried}", *wrapped])
+        return "\n".join([f"{self.verdict}  {self.name}: {tried}", *wrapped])
