@@ -88,7 +88,7 @@ def fitted_vocab_size(reading: Reading) -> int:
         if stored is not None and stored.shape[:1] == (own_size,):
             reading.tensors[f"{name}.weight"] = _with_rows(stored, count)
     if own_size < size:
-        zeros = torch.zeros(own_size, dtype=torch.int64)
+        zeros = torch.zeros(own_size, dtype=torch.int64, device="cpu")
         reading.tensors["d2t"] = StoredTensor("d2t", "I64", (own_size,), lambda: zeros)
     return size
 

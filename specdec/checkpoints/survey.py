@@ -229,7 +229,7 @@ def expected_tensors(family: Family, config: Any) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a head's weights: those of the head itself, built without memory."""
     count, ids = config.draft_vocab_size, None
     if count < config.vocab_size:
-        ids = torch.arange(count)  # any map will do
+        ids = torch.arange(count, device="cpu")  # any map will do
     with torch.device("meta"):
         head = family.head(config, ids)
     return {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}

@@ -155,7 +155,7 @@ class TokenBuffer:
         """
         self.tokens.fill_(PAD_TOKEN)
         mine = [self.tokens[:, : tokens.shape[1]], self.anchor_position]
-        copy_from_host(mine, [tokens, torch.tensor(lengths) - 1])
+        copy_from_host(mine, [tokens, torch.tensor(lengths, device="cpu") - 1])
         self.longest = max(lengths)
         self._room = self.longest + max_new_tokens
         self.remaining.fill_(max_new_tokens)

@@ -126,7 +126,8 @@ def with_stop_strings(
             "stop_strings need the target's tokenizer: pass tokenizer=tokenizer, or "
             "stopping_criteria=StoppingCriteriaList([StopStringCriteria(tokenizer, stop_strings)])"
         )
-    return StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, strings)])
+    with torch.device("cpu"):  # HF makes tables without a device, and moves them later
+        return StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, strings)])
 
 
 def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:

@@ -272,7 +272,8 @@ class HFMask:
         samples = {p + d for p in (0, size, 2 * size) for d in (-2, -1, 0, 1, 2, 3)}
         positions = torch.tensor(sorted(p for p in samples if p >= 0), device=device)
         queries, keys = positions[:, None], positions
-        theirs = torch.as_tensor(self.visible(0, 0, queries, keys)).expand(len(positions), -1)
+        theirs = torch.as_tensor(self.visible(0, 0, queries, keys), device=device)
+        theirs = theirs.expand(len(positions), -1)
         return bool((theirs == sees(queries, keys, window)).all())
 
 

@@ -155,7 +155,7 @@ def _rounding(
     unit, moved = max(torch.finfo(dtype).eps for dtype in dtypes), {}  # autocast rounds more
     if route.mixers:
         generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(inputs[0].shape, generator=generator, dtype=torch.float64)
+        noise = torch.randn(inputs[0].shape, generator=generator, dtype=torch.float64, device="cpu")
         noisy = {i: (x * (1 + unit * noise.to(x.device))).to(x.dtype) for i, x in inputs.items()}
         moved = _Trace(open_view(model, Route()), route, noisy).run(tokens)
 

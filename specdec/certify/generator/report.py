@@ -198,7 +198,9 @@ def _draw(
     used = {"temperature": 1.0, "neutral": True, "eos_token_id": [], **options}
     numbers = [number for number, _ in rows]
     if own := used.get("row_inputs"):
-        used["row_inputs"] = {name: torch.as_tensor(each)[numbers] for name, each in own.items()}
+        used["row_inputs"] = {
+            name: torch.as_tensor(each, device="cpu")[numbers] for name, each in own.items()
+        }
     beginnings = [prompts[number] for number in numbers]
     result = generator.generate(
         *left_padded(beginnings, generator.target.device),

@@ -55,7 +55,7 @@ def _texts(
     """`[N]` numbers, in base V, of the texts that rounds over these rows of paths lead to."""
     worlds, vocab = paths.worlds, paths.worlds.vocab_size
     shape = len(rows), worlds.num_draft_tokens
-    accept = torch.rand(shape, dtype=torch.float64, generator=generator)
+    accept = torch.rand(shape, dtype=torch.float64, generator=generator, device="cpu")
     extra = draws.random(len(rows), vocab, generator)
     verdict = paths.runner(decide, rows)(accept, extra)
     code, world = torch.zeros_like(rows), paths.world[rows]
