@@ -124,6 +124,13 @@ def draft_vocab_size(reading: Reading) -> int:
     return size
 
 
+def draft_vocab_size_of_blocks(reading: Reading) -> int:
+    """Vd of a block head, few of which name it (SpecForge's DSpark)."""
+    if reading.fields.get("draft_vocab_size") is None:
+        return reading.values["vocab_size"]
+    return draft_vocab_size(reading)
+
+
 def target_hidden_size(reading: Reading) -> int:
     """Width of a feature, that of the head by default."""
     size = reading.fields.integer("target_hidden_size", reading.hidden_size)
