@@ -199,6 +199,11 @@ _ASSISTED = (
     "it belongs to HF's assisted generation; leave it out: the generator's drafter drafts, with "
     "num_draft_tokens of its own"
 )
+HEALING = (
+    "it changes the prompts, which a result holds as they were passed; heal them first, with "
+    "input_ids = model.heal_tokens(input_ids, tokenizer)"
+)
+"""Why `token_healing` is no option, and what to do."""
 UNSUPPORTED = {
     "num_beams": ((1,), _SEARCH),
     "penalty_alpha": ((0,), _SEARCH),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdec.arguments import check_choice, check_number, shown
 from specdec.samplers.noise import Drawing
-from specdec.samplers.warp import Warp
+from specdec.samplers.warp import LEAST_TEMPERATURE, Warp
 from specdec.types import Draft
 
 Kind = Literal["sample", "argmax"]
@@ -43,7 +43,7 @@ class Proposal:
         if self.temperature is None:
             return
         advice = "None is the target's, and proposal='argmax' the limit at 0"
-        check_number("draft_temperature", self.temperature, above=0, advice=advice)
+        check_number("draft_temperature", self.temperature, LEAST_TEMPERATURE, advice=advice)
         if self.kind == "argmax":
             raise ValueError("draft_temperature has no meaning with proposal='argmax'; drop one")
 
