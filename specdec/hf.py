@@ -9,8 +9,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import transformers
 from packaging.version import Version
+from torch import nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.generation import logits_process
 
@@ -38,6 +40,21 @@ def cache_argument(model: PreTrainedModel) -> str:
         f"{type(model).__name__} cannot be decoded: its forward has no argument for HF's cache "
         f"({', '.join(CACHES)}){newer_than_tried()}. Use HF generate for this model"
     )
+
+
+def device_of(module: nn.Module) -> torch.device | None:
+    """Where a module computes: the device of its first weight, or, where that is offloaded, the one
+    to which accelerate's hook brings it. `None` for a module without weights.
+    """
+    for part in module.modules():
+        for weight in part._parameters.values():
+            if weight is not None and not weight.is_meta:
+                return weight.device
+            hook = None if weight is None else getattr(part, "_hf_hook", None)
+            for one in getattr(hook, "hooks", [hook]):  # a `SequentialHook` has several
+                if getattr(one, "execution_device", None) is not None:
+                    return torch.device(one.execution_device)
+    return next((weight.device for weight in module.parameters()), None)
 
 
 def position_limit(config: PreTrainedConfig) -> int | None:

@@ -129,7 +129,7 @@ class ForeignBatchSampler(Sampler):
     def _ids(
         self, said: object, shapes: list[tuple[int, ...]], expected: str, device: torch.device
     ) -> Tensor:
-        """What a rule returned, as ids on the device, whose values are looked at like those of every sampler."""
+        """What a rule returned, as ids, whose values are looked at like those of every sampler."""
         try:
             ids = torch.as_tensor(said, device=device)
             is_ids = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)

@@ -284,7 +284,7 @@ def _share_copies(
 
 def _is_copy(own: Tensor | None, module: nn.Module | None) -> bool:
     weight = getattr(module, "weight", None)
-    if own is None or weight is None or own.shape != weight.shape:
+    if own is None or weight is None or weight.is_meta or own.shape != weight.shape:
         return False
     whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
     # A quantised target's table may be integers, or a class that has no comparison (torchao's).

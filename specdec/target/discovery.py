@@ -16,7 +16,7 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from specdec.hf import WINDOWED_LAYERS, cache_argument, newer_than_tried
+from specdec.hf import WINDOWED_LAYERS, cache_argument, device_of, newer_than_tried
 from specdec.target.attention import ATTENTION, PROBE, LearnedLayer
 from specdec.target.cache import Chunk, KeyValueShape
 from specdec.target.experts import step_experts
@@ -125,7 +125,8 @@ def _through_attention_interface(model: PreTrainedModel) -> Route:
     """Asks HF for the mask of each layer."""
     learned: dict[int, LearnedLayer] = {}
     view = open_view(model, Route(PROBE))
-    shapes, mixers = _stored(view, slot_window=learned)
+    # A function, since hooks of accelerate's hand copies of dictionaries on.
+    shapes, mixers = _stored(view, slot_window=learned.__setitem__)
     windows: dict[int, int | Chunk | None] = {}
     for layer, (mask, module, has_softcap) in learned.items():
         if has_softcap and model.config.get_text_config()._attn_implementation == "sdpa":
@@ -133,7 +134,7 @@ def _through_attention_interface(model: PreTrainedModel) -> Route:
                 f"{type(model).__name__} caps its attention scores, which HF's sdpa leaves "
                 "out; load it with attn_implementation='eager'"
             )
-        device = next((p.device for p in module.parameters()), None)
+        device = device_of(module)
         found = (None,) if mask is None else mask.windows
         fitting = [w for w in found if mask is None or mask.is_causal_within(w, device)]
         if not fitting:

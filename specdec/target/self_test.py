@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.graphs.tree import fill
+from specdec.hf import device_of
 from specdec.target.cache import Chunk, SlotCache
 from specdec.target.features import decoder_layers
 from specdec.target.route import Route
@@ -79,7 +80,7 @@ def compare(model: PreTrainedModel, route: Route) -> tuple[str | None, Route]:
 
 def trial_texts(model: PreTrainedModel, length: int) -> Tensor:
     """Two texts `[2, length]`."""
-    device = model.get_input_embeddings().weight.device
+    device = device_of(model.get_input_embeddings())
     order = torch.arange(2 * length, device=device).view(2, -1)
     return (order * 7 + 1) % model.config.get_text_config().vocab_size
 

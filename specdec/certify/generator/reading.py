@@ -24,7 +24,7 @@ from transformers import DynamicCache, LogitsProcessorList, PreTrainedModel
 from specdec.certify.generator.directions import Directions, Gains
 from specdec.certify.generator.learned import Learned
 from specdec.generator import SpeculativeGenerator
-from specdec.hf import WARPS, cache_argument
+from specdec.hf import WARPS, cache_argument, device_of
 from specdec.request import Request
 from specdec.request.options import WARPERS
 from specdec.request.prompts import left_padded
@@ -155,7 +155,7 @@ class Reader:
     def _logits(self, ids: list[int], start: int, processors: LogitsProcessorList) -> Tensor:
         """`[T, V]` of a text that begins at `start`, behind the processors of its row."""
         model = self.generator.target.model if self.reference is None else self.reference
-        whole = torch.tensor([ids], device=model.device)
+        whole = torch.tensor([ids], device=device_of(model.get_input_embeddings()))
         if self.piece is None:
             logits = model(input_ids=whole, use_cache=False).logits[0, start - 1 : -1]
         else:

@@ -191,7 +191,9 @@ def random_worlds(
     draft = [random_draft_weights(level, generator) for level in weights[:width]]
     if kind == "mixed":
         host = {"dtype": torch.float32, "device": "cpu"}
-        is_sharp = [torch.rand((*d.shape[:-1], 1), generator=generator, **host) < 0.5 for d in draft]
+        is_sharp = [
+            torch.rand((*d.shape[:-1], 1), generator=generator, **host) < 0.5 for d in draft
+        ]
         draft = [torch.where(s, _one_hot(d), d) for s, d in zip(is_sharp, draft, strict=True)]
     is_point_mass = kind in ("point-mass", "short point-mass")
     if is_point_mass:
