@@ -379,3 +379,24 @@ def test_a_race_would_draw_one_path_many_times():
     generator = SpeculativeGenerator(MODEL, make("model", tree="2x3 paths"), CouplingSampler())
     with refused("paths that are drawn by one race (CouplingSampler) are all the same"):
         generator.generate(torch.tensor([[5, 3]]), max_new_tokens=4, do_sample=True, seed=1)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_a_tree_that_is_no_set_of_paths_is_refused_when_it_is_joined(rule):
+    for tree in (Tree(6, 3), Tree(4, 2, parents=(-1, -1, 0, 1))):
+        with pytest.raises(ValueError, match=r"needs_paths is True.*samples a tree of"):
+            SpeculativeGenerator(MODEL, make("model", tree=tree), rule)
+    for drafter in (
+        make("model", tree="2x3 paths"),
+        make("model", tree=Tree(6, 3), proposal="argmax"),  # point masses
+        make("lookup, tree"),
+        make("model"),
+    ):
+        SpeculativeGenerator(MODEL, drafter, rule)
+
+
+def test_what_a_rule_says_of_paths_is_true_or_false():
+    rule = GBVSampler()
+    rule.needs_paths = "yes"
+    with pytest.raises(TypeError, match=r"GBVSampler.needs_paths must be True or False"):
+        SpeculativeGenerator(MODEL, make("model", tree="2x3 paths"), rule)

@@ -31,7 +31,9 @@ from specdec.training import MaskRollouts, TrainingTimeTest, eagle, mask_token
 PROMPTS = torch.randint(5, 61, (3, 9), generator=torch.Generator().manual_seed(1))
 SAMPLED = {"temperature": 0.9, "top_k": 30, "top_p": 0.95, "min_p": 0.01, "seed": [1, 2, 3]}
 # Constructors of tensors that follow `torch.set_default_device`.
-CONSTRUCTORS = "arange as_tensor asarray complex empty eye full linspace logspace ones rand randint "
+CONSTRUCTORS = (
+    "arange as_tensor asarray complex empty eye full linspace logspace ones rand randint "
+)
 CONSTRUCTORS += "randn randperm scalar_tensor tensor tril_indices triu_indices zeros"
 
 
@@ -104,7 +106,9 @@ class Everything:
         target = Target(self.target)
         for name in ("lookup", "suffix", "self:64"):
             ids = [self.prompts[0]]
-            yield repr(evaluate(SpeculativeGenerator(target, name), ids, max_new_tokens=4).stats.to_dict())
+            yield repr(
+                evaluate(SpeculativeGenerator(target, name), ids, max_new_tokens=4).stats.to_dict()
+            )
         drafter = SuffixDrafter(2, max_tokens=64)
         drafter.remember(self.prompts)
         yield drafter.memory.tolist()
@@ -174,7 +178,9 @@ def assert_alike(function, states=STATES):
             assert function() == usual, name
 
 
-@pytest.mark.parametrize("name", ["model", "suffix", "eagle3", "dflash", "mtp, looped", "self, top", "p-eagle, tree"])
+@pytest.mark.parametrize(
+    "name", ["model", "suffix", "eagle3", "dflash", "mtp, looped", "self, top", "p-eagle, tree"]
+)
 def test_text_is_the_same_in_every_state_of_the_process(name):
     drafter = make(name)
     assert_alike(lambda: generated(drafter))

@@ -222,10 +222,10 @@ class Request:
         if resolved.num_sequences > 1:
             prompts = prompts.repeated(resolved.num_sequences)
         own = options.get("row_inputs")
-        if isinstance(own, Mapping) and "adapter" in own:
-            # A drafter may declare an input of this name for a target without adapters.
-            if "adapter" in target.row_inputs or _are_names(own["adapter"]):
-                own = {**own, "adapter": target.adapter_indices(own["adapter"])}
+        # A drafter may declare an input of this name, of numbers, for a target without adapters.
+        adapters = own.get("adapter") if isinstance(own, Mapping) else None
+        if adapters is not None and ("adapter" in target.row_inputs or _are_names(adapters)):
+            own = {**own, "adapter": target.adapter_indices(adapters)}
         own = read_row_inputs(own, len(prompts.lengths), resolved.num_sequences)
         return cls._checked(target, prompts, resolved, options.get("seed"), own)
 
