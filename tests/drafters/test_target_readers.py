@@ -176,7 +176,7 @@ def test_extra_slots_are_a_number():
     drafter = WideDrafter(target, 3)
     for wrong, error in ((-1, ValueError), (1.5, TypeError), (None, TypeError)):
         drafter.extra_slots = wrong
-        with pytest.raises(error, match="WideDrafter.extra_slots must be an integer >= 0"):
+        with pytest.raises(error, match=r"WideDrafter\.extra_slots must be an integer >= 0"):
             SpeculativeGenerator(target, drafter)
 
 
