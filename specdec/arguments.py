@@ -12,7 +12,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,21 +21,22 @@ def plain_number(value: Any) -> Any:
     as it is.
 
     Example:
+        >>> import numpy as np
         >>> plain_number(np.int64(3)), plain_number(torch.tensor(0.5)), plain_number("3")
         (3, 0.5, '3')
     """
-    is_scalar = isinstance(value, np.generic | np.ndarray | Tensor) and value.ndim == 0
-    return value.item() if is_scalar else value
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def plain_numbers(value: Any) -> Any:
     """The same for numbers in a list or a tuple; arrays and tensors become lists.
 
     Example:
+        >>> import numpy as np
         >>> plain_numbers([np.float32(0.5), 1]), plain_numbers(torch.tensor([2, 3]))
         ([0.5, 1], [2, 3])
     """
-    if isinstance(value, np.ndarray | np.generic | Tensor):
+    if hasattr(value, "ndim"):
         return value.tolist()
     if type(value) in (list, tuple):
         return type(value)(map(plain_numbers, value))
