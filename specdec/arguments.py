@@ -1,7 +1,7 @@
 """Checks of arguments at the public edge; each message names the expected and the given value.
 
 A value of another type raises `TypeError`, a value out of range or a name that does not exist
-`ValueError`. No check waits for a device.
+`ValueError`. No check waits for a device, but for a number that is a tensor there.
 """
 
 from __future__ import annotations
@@ -16,10 +16,37 @@ import torch
 from torch import Tensor, nn
 
 
+def plain_number(value: Any) -> Any:
+    """The Python number in a scalar of NumPy's or in a tensor without dimensions; any other value
+    as it is.
+
+    Example:
+        >>> import numpy as np
+        >>> plain_number(np.int64(3)), plain_number(torch.tensor(0.5)), plain_number("3")
+        (3, 0.5, '3')
+    """
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
+def plain_numbers(value: Any) -> Any:
+    """The same for numbers in a list or a tuple; arrays and tensors become lists.
+
+    Example:
+        >>> import numpy as np
+        >>> plain_numbers([np.float32(0.5), 1]), plain_numbers(torch.tensor([2, 3]))
+        ([0.5, 1], [2, 3])
+    """
+    if hasattr(value, "ndim"):
+        return value.tolist()
+    if type(value) in (list, tuple):
+        return type(value)(map(plain_numbers, value))
+    return value
+
+
 def check_integer(
     name: str, value: Any, low: int | None = None, high: int | None = None, *, advice: str = ""
 ) -> int:
-    """Returns an integer in `low..high`; a boolean is none.
+    """Returns an integer in `low..high`, a Python number for one of NumPy's; a boolean is none.
 
     Example:
         >>> check_integer("batch_size", 0, 1)
@@ -27,7 +54,7 @@ def check_integer(
             ...
         ValueError: batch_size must be an integer >= 1, got 0
     """
-    expected = f"an integer{_range(low, high)}"
+    value, expected = plain_number(value), f"an integer{_range(low, high)}"
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(_message(name, expected, value, advice))
     if (low is not None and value < low) or (high is not None and value > high):
@@ -45,7 +72,8 @@ def check_number(
     below: float | None = None,
     advice: str = "",
 ) -> float:
-    """Returns a finite number in `low..high`, or between `above` and `below`; a boolean is none.
+    """Returns a finite number in `low..high`, or between `above` and `below`, a Python number for
+    one of NumPy's; a boolean is none.
 
     Args:
         name: of the argument, for the message.
@@ -60,7 +88,7 @@ def check_number(
             ...
         ValueError: epsilon must be a number in 0..1, got 1.5
     """
-    expected = f"a number{_range(low, high)}"
+    value, expected = plain_number(value), f"a number{_range(low, high)}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(_message(name, expected, value, advice))
     is_in = (low is None or value >= low) and (high is None or value <= high)
@@ -82,7 +110,7 @@ def check_choice(name: str, value: Any, choices: Iterable[Any], *, advice: str =
             ...
         ValueError: proposal must be 'sample' or 'argmax', got 'samples'
     """
-    choices = tuple(choices)
+    choices, value = tuple(choices), plain_number(value)
     if any(type(value) is type(choice) and value == choice for choice in choices):
         return value
     raise ValueError(_message(name, _listed([*map(repr, choices)]), value, advice))

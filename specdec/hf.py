@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+import torch
 import transformers
 from packaging.version import Version
+from torch import nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.generation import logits_process
 
@@ -99,6 +101,21 @@ def foreign_attention(model: PreTrainedModel) -> str | None:
                 name = getattr(function, "__qualname__", type(function).__name__)
                 return f"{origin}.{name}".removeprefix(".")
     return None
+
+
+def device_of(module: nn.Module) -> torch.device | None:
+    """Where a module computes: the device of its first weight, or, where that is offloaded, the one
+    to which accelerate's hook brings it. `None` for a module without weights.
+    """
+    for part in module.modules():
+        for weight in part._parameters.values():
+            if weight is not None and not weight.is_meta:
+                return weight.device
+            hook = None if weight is None else getattr(part, "_hf_hook", None)
+            for one in getattr(hook, "hooks", [hook]):  # a `SequentialHook` has several
+                if getattr(one, "execution_device", None) is not None:
+                    return torch.device(one.execution_device)
+    return next((weight.device for weight in module.parameters()), None)
 
 
 def position_limit(config: PreTrainedConfig) -> int | None:
@@ -306,6 +323,11 @@ _ASSISTED = (
     "it belongs to HF's assisted generation; leave it out: the generator's drafter drafts, with "
     "num_draft_tokens of its own"
 )
+HEALING = (
+    "it changes the prompts, which a result holds as they were passed; heal them first, with "
+    "input_ids = model.heal_tokens(input_ids, tokenizer)"
+)
+"""Why `token_healing` is no option, and what to do."""
 UNSUPPORTED = {
     "num_beams": ((1,), _SEARCH),
     "penalty_alpha": ((0,), _SEARCH),

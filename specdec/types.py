@@ -161,6 +161,8 @@ class Draft:
         num_paths: P, where the tree is P paths from the anchor, each drawn independently of the
             others, so that two may agree: node i follows node i - P, and the first P the anchor.
             Rules for such paths must be told, since `probs` cannot show it. `None` for other trees.
+        raw_probs: `[B, K]`, the drafter's probability of each token before temperature and
+            truncation, for traces (`Drawing.wants_raw`); `None` where nobody asked.
     """
 
     tokens: Tensor
@@ -170,6 +172,7 @@ class Draft:
     depth: int | None = None
     runs: tuple[int, ...] | None = None
     num_paths: int | None = None
+    raw_probs: Tensor | None = None
 
     def __post_init__(self):
         rows, width = check_tensor("draft.tokens", self.tokens, (None, None), _IDS).shape

@@ -400,3 +400,24 @@ def test_paths_are_compared_by_the_tokens_in_which_they_differ_and_not_by_roundi
     uniforms = kernel.VerifyUniforms(torch.full((1, 6), 1e-3), torch.full((1,), 0.5))
     verdict = kernel.verify_greedy_path(draft, target, torch.zeros(1, 7), uniforms)
     assert verdict.path.tolist() == [[0, 1 + better, 3 + better, 5 + better]]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_a_tree_that_is_no_set_of_paths_is_refused_when_it_is_joined(rule):
+    for tree in (Tree(6, 3), Tree(4, 2, parents=(-1, -1, 0, 1))):
+        with pytest.raises(ValueError, match=r"needs_paths is True.*samples a tree of"):
+            SpeculativeGenerator(MODEL, make("model", tree=tree), rule)
+    for drafter in (
+        make("model", tree="2x3 paths"),
+        make("model", tree=Tree(6, 3), proposal="argmax"),  # point masses
+        make("lookup, tree"),
+        make("model"),
+    ):
+        SpeculativeGenerator(MODEL, drafter, rule)
+
+
+def test_what_a_rule_says_of_paths_is_true_or_false():
+    rule = GBVSampler()
+    rule.needs_paths = "yes"
+    with pytest.raises(TypeError, match=r"GBVSampler.needs_paths must be True or False"):
+        SpeculativeGenerator(MODEL, make("model", tree="2x3 paths"), rule)

@@ -127,12 +127,15 @@ class ForeignBatchSampler(Sampler):
     def _ask(self, drafted: Tensor, laws: Tensor, target: Tensor, noise: RuleNoise) -> Tensor:
         shape = len(drafted), drafted.shape[1] + 1
         what = f"integers {list(shape)}, padded with {PAD_TOKEN}"
-        return self._ids(self.rule(drafted, laws, target, noise), [shape], what)
+        said = self.rule(drafted, laws, target, noise)
+        return self._ids(said, [shape], what, drafted.device)
 
-    def _ids(self, said: object, shapes: list[tuple[int, ...]], expected: str) -> Tensor:
+    def _ids(
+        self, said: object, shapes: list[tuple[int, ...]], expected: str, device: torch.device
+    ) -> Tensor:
         """What a rule returned, as ids, whose values are looked at like those of every sampler."""
         try:
-            ids = torch.as_tensor(said)
+            ids = torch.as_tensor(said, device=device)
             is_ids = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
             is_ids &= tuple(ids.shape) in shapes
         except Exception:  # of any kind: torch has no word for what is no array
@@ -163,7 +166,8 @@ class ForeignSampler(ForeignBatchSampler):
         what = f"some of the {most - 1} draft tokens, in order, and one more"
         for row in range(len(drafted)):
             said = self.rule(drafted[row], laws[row], target[row], noise[row])
-            ids = self._ids(said, [(count,) for count in range(1, most + 1)], what)
+            shapes = [(count,) for count in range(1, most + 1)]
+            ids = self._ids(said, shapes, what, drafted.device)
             tokens[row, : len(ids)] = ids
         return tokens
 
@@ -193,7 +197,8 @@ def huggingface_rule(
 
     options = {"is_done_candidate": False}  # an argument of some releases
     known = inspect.signature(_speculative_sampling).parameters
-    with AnswerFrom(noise):
+    # HF names no device for what it makes.
+    with draft_tokens.device, AnswerFrom(noise):
         tokens, _ = _speculative_sampling(
             candidate_input_ids=draft_tokens[None],
             candidate_logits=draft_probs.log()[None],

@@ -368,7 +368,7 @@ _NEXT = replace(_SAME, usual=True)
 _BLOCK = {
     "layer": rules.layer,
     "vocab_size": Key("vocab_size", int),
-    "draft_vocab_size": lambda r: r.values["vocab_size"],
+    "draft_vocab_size": Key("draft_vocab_size", int, read=rules.draft_vocab_size_of_blocks),
     "target_hidden_size": rules.width_of_block_features,
     "correction": rules.correction,
     "alignment": _SAME,

@@ -118,7 +118,7 @@ def has_centred_norms(model: PreTrainedModel) -> bool:
         return False
     norm = type(backbone.norm)(1, eps=1.0)
     torch.nn.init.zeros_(norm.weight)
-    return bool(norm(torch.ones(1, 1)).any())
+    return bool(norm(torch.ones(1, 1, device="cpu")).any())
 
 
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")

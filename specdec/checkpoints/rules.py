@@ -88,7 +88,7 @@ def fitted_vocab_size(reading: Reading) -> int:
         if stored is not None and stored.shape[:1] == (own_size,):
             reading.tensors[f"{name}.weight"] = _with_rows(stored, count)
     if own_size < size:
-        zeros = torch.zeros(own_size, dtype=torch.int64)
+        zeros = torch.zeros(own_size, dtype=torch.int64, device="cpu")
         reading.tensors["d2t"] = StoredTensor("d2t", "I64", (own_size,), lambda: zeros)
     return size
 
@@ -122,6 +122,13 @@ def draft_vocab_size(reading: Reading) -> int:
             f"{fields.origin}: {size} draft ids are more than the vocabulary's {limit}"
         )
     return size
+
+
+def draft_vocab_size_of_blocks(reading: Reading) -> int:
+    """Vd of a block head, few of which name it (SpecForge's DSpark)."""
+    if reading.fields.get("draft_vocab_size") is None:
+        return reading.values["vocab_size"]
+    return draft_vocab_size(reading)
 
 
 def target_hidden_size(reading: Reading) -> int:

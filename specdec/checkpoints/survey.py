@@ -229,7 +229,7 @@ def expected_tensors(family: Family, config: Any) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a head's weights: those of the head itself, built without memory."""
     count, ids = config.draft_vocab_size, None
     if count < config.vocab_size:
-        ids = torch.arange(count)  # any map will do
+        ids = torch.arange(count, device="cpu")  # any map will do
     with torch.device("meta"):
         head = family.head(config, ids)
     return {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
@@ -284,7 +284,7 @@ def _share_copies(
 
 def _is_copy(own: Tensor | None, module: nn.Module | None) -> bool:
     weight = getattr(module, "weight", None)
-    if own is None or weight is None or own.shape != weight.shape:
+    if own is None or weight is None or weight.is_meta or own.shape != weight.shape:
         return False
     whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
     # A quantised target's table may be integers, or a class that has no comparison (torchao's).

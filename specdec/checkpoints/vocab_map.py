@@ -31,8 +31,8 @@ def read_vocab_map(
                 f"a head of {draft_vocab_size} draft ids for a vocabulary of {vocab_size} must "
                 "bring the map d2t, and this one has none"
             )
-        d2t = torch.zeros(vocab_size, dtype=torch.int64)
-    own = torch.arange(draft_vocab_size)
+        d2t = torch.zeros(vocab_size, dtype=torch.int64, device="cpu")
+    own = torch.arange(draft_vocab_size, device="cpu")
     ids = own + d2t.long()
     if problem := _problem(ids, vocab_size):
         hint = ""
@@ -64,7 +64,7 @@ def _problem(ids: Tensor, vocab_size: int) -> str | None:
 
 
 def _check_membership(ids: Tensor, t2d: Tensor, vocab_size: int) -> None:
-    marked = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+    marked = torch.zeros(vocab_size, dtype=torch.bool, device="cpu").index_fill(0, ids, True)
     differing = (marked != t2d.bool()).nonzero().flatten()
     if len(differing):
         first = int(differing[0])
@@ -77,7 +77,7 @@ def _check_membership(ids: Tensor, t2d: Tensor, vocab_size: int) -> None:
 
 def other_maps(target_ids: Tensor, vocab_size: int) -> Iterator[tuple[str, Tensor]]:
     """Misreadings of a map that are maps themselves, each as name and ids."""
-    own = torch.arange(len(target_ids))
+    own = torch.arange(len(target_ids), device="cpu")
     for name, ids in (
         ("d2t as absolute ids", target_ids - own),
         ("draft ids in ascending order", target_ids.sort().values),
@@ -95,5 +95,5 @@ def write_vocab_map(target_ids: Tensor, vocab_size: int) -> tuple[Tensor, Tensor
         (tensor([1, 2]), tensor([False,  True, False,  True, False]))
     """
     ids = target_ids.long().cpu()
-    t2d = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)
-    return ids - torch.arange(len(ids)), t2d
+    t2d = torch.zeros(vocab_size, dtype=torch.bool, device="cpu").index_fill(0, ids, True)
+    return ids - torch.arange(len(ids), device="cpu"), t2d

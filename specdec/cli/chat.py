@@ -19,6 +19,7 @@ from specdec.cli.options import Parts, Sampling, Target, count, text
 from specdec.show.text import one_line, printable
 from specdec.show.tokens import colour_key, coloured_pieces
 
+USUAL_TOKENS = 512
 HELP = "/reset begins again, /system TEXT says how to answer, /quit ends; Ctrl-C ends an answer"
 
 
@@ -28,7 +29,10 @@ def chat(
     system: Annotated[
         str | None, Option(parser=text, metavar="TEXT", help="how to answer; default: not said")
     ] = None,
-    max_new_tokens: Annotated[int, count("at most, of an answer")] = 512,
+    max_new_tokens: Annotated[
+        int | None,
+        count(f"at most, of an answer; default: {USUAL_TOKENS}, or what the target has room for"),
+    ] = None,
     sampling: Sampling,
     parts: Parts,
 ) -> None:
@@ -37,8 +41,7 @@ def chat(
     Lines are read from the terminal or from a pipe. Sampling is neutral but for what is given, as
     in specdec generate.
     """
-    options = {"do_sample": sampling.temperature != 0, "max_new_tokens": max_new_tokens}
-    options |= {"neutral": True, **sampling.given(parts)}
+    options = {"do_sample": sampling.temperature != 0, "neutral": True, **sampling.given(parts)}
     generator, tokenizer = parts.load(target)
     print(f"{colour_key(sys.stdout)}\n{HELP}")
     if not tokenizer.chat_template:
@@ -55,7 +58,9 @@ def chat(
         elif line.strip():
             try:
                 inputs = _prompt(tokenizer, system, [*said, line]).to(parts.device)
-                said += [line, _answer(generator, tokenizer, inputs, options)]
+                most = max_new_tokens or _room(generator.target, inputs)
+                told = {**options, "max_new_tokens": most}
+                said += [line, _answer(generator, tokenizer, inputs, told)]
             except ValueError as error:  # too long a conversation, for instance
                 print(f"specdec: {one_line(error)}; {HELP}", file=sys.stderr)
 
@@ -81,6 +86,14 @@ def _prompt(tokenizer: Any, system: str | None, said: list[str]) -> Any:
         return tokenizer.apply_chat_template(messages, **form)
     except Exception as error:  # templates raise errors of their own, of a system text for instance
         raise ValueError(f"the chat template refuses this: {one_line(error)}") from error
+
+
+def _room(target: Any, inputs: Any) -> int:
+    """Tokens of an answer that the target has positions for after a prompt, and not more than
+    usual; 1 where there is none, which the generator refuses in words.
+    """
+    limit, used = target.max_positions, inputs.input_ids.shape[1]
+    return USUAL_TOKENS if limit is None else max(1, min(USUAL_TOKENS, limit - used))
 
 
 def _answer(generator: Any, tokenizer: Any, inputs: Any, options: dict[str, Any]) -> str:

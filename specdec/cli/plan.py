@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
+
+from typer import Option
 
 from specdec.cli.options import (
     Parts,
@@ -23,12 +26,17 @@ def plan(
     *,
     target: Target = "zoo",
     prompts: PromptFile = None,
-    max_new_tokens: Annotated[int, count("of each prompt")] = 64,
+    max_new_tokens: Annotated[
+        int | None, count("of each prompt; default: 64, or as many as --minutes have time for")
+    ] = None,
     temperature: Temperature = 0.0,
     batch_sizes: Annotated[Any, several("rows", int, "1,8")] = "1,8",
     contexts: Annotated[Any, several(f"{OF_SELF} 4096,32768", int, "4096,32768")] = None,
     draft_caches: Annotated[Any, several(f"{OF_SELF} 256,1024,4096", int, "256,1024")] = None,
     rounds: Annotated[int, count("how often each batch is generated")] = 3,
+    minutes: Annotated[
+        float, Option(min=0, help="about how long to measure; with so many first prompts as fit")
+    ] = 1.0,
     parts: Parts,
 ) -> None:
     """Say how much to draft, at which batch size.
@@ -36,7 +44,8 @@ def plan(
     Measures the speed over plain decoding with K = 1, 2, 3, 4, 6, 8, 12, ... up to
     --num-draft-tokens (default 8), and with trees of such sizes up to --tree's, all of which take
     turns on the same prompts; and names the best, with those that cannot be told apart from it.
-    It generates from every prompt once more than --rounds, per K and batch size.
+    It generates from each prompt once more than --rounds, per K and batch size, and says first how
+    long that takes: from as many of the prompts as --minutes have time for, at least one batch.
 
     With --drafter self the target drafts for itself: names the best of --draft-caches and K by
     batch size and --contexts, predicted from acceptance on the prompts, which should be as long,
@@ -44,14 +53,20 @@ def plan(
     """
     of_self = {"contexts": contexts, "draft_caches": draft_caches}
     if parts.drafter == "self":
-        options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "rounds": rounds}
+        options = {
+            "max_new_tokens": max_new_tokens or 64,
+            "temperature": temperature,
+            "rounds": rounds,
+        }
         return plan_self(
             target, prompts, parts, batch_sizes=batch_sizes, **given(of_self), **options
         )
     refuse(of_self, "belongs to --drafter self")
-    from specdec.evaluation import sweep
-    from specdec.loading import load_sampler
+    from specdec.evaluation import own_prompts, read_prompts, sweep
+    from specdec.generator import SpeculativeGenerator
+    from specdec.loading import load_drafter, load_sampler, load_target
     from specdec.loop.lengths import lengths_to_measure
+    from specdec.target import Target as Wrapped
 
     name = parts.drafter or ("zoo:model" if target == "zoo" else "lookup")
     if name == "none":
@@ -61,9 +76,34 @@ def plan(
         nodes, depth = parts.tree
         sizes = {n // depth * depth for n in lengths_to_measure(nodes)} | {nodes}
         drafts += [f"{n}x{depth}" for n in sorted(sizes) if n > depth]
+    model, tokenizer = load_target(target, dtype=parts.dtype, device=parts.device)
+    records = own_prompts() if prompts is None else read_prompts(prompts)
+    drafter = load_drafter(
+        name, model, drafts[-1 if parts.tree is None else 0], tokenizer=tokenizer
+    )
+    ways, wrapped = len(drafts) + 1, Wrapped(model)
+    both = [SpeculativeGenerator(wrapped, one) for one in (None, drafter)]
+    seconds = {rows: ways * (rounds + 1) * seconds_per_token(both, rows) for rows in batch_sizes}
+
+    def needed(limit: int, tokens: int) -> float:
+        return sum(-(-limit // rows) * tokens * each for rows, each in seconds.items())
+
+    least, most_s = min(max(batch_sizes), len(records)), 60 * minutes
+    if max_new_tokens is None:
+        max_new_tokens = min(64, max(8, int(most_s / needed(least, 1))))
+    every = range(least, len(records) + 1)
+    limit = max((n for n in every if needed(n, max_new_tokens) <= most_s), default=least)
+    planned_s = needed(limit, max_new_tokens)
+    print(
+        f"{ways} ways to draft, {limit} of {len(records)} prompts, {max_new_tokens} tokens, "
+        f"{rounds} rounds: about {planned_s:.0f} s (--minutes and --max-new-tokens change it)",
+        flush=True,
+    )
     study = sweep(
-        target,
-        prompts,
+        wrapped,
+        records,
+        tokenizer=tokenizer,
+        limit=limit,
         drafters=["none", name],
         drafts=drafts,
         proposals=[parts.proposal],
@@ -71,8 +111,6 @@ def plan(
         samplers={parts.sampler: load_sampler(parts.sampler, target_weight=parts.target_weight)},
         temperatures=[temperature],
         vary={"batch_size": batch_sizes},
-        dtype=parts.dtype,
-        device=parts.device,
         max_new_tokens=max_new_tokens,
         timed=True,
         rounds=rounds,
@@ -84,6 +122,22 @@ def plan(
         alike = f"; not told apart from it: {'; '.join(others)}" if others else ""
         pays = "" if "none" not in (best, *others) else " (drafting is not shown to pay)"
         print(f"fastest with batches of {rows}: {best}{alike}{pays}")
+
+
+def seconds_per_token(generators: list[Any], rows: int) -> float:
+    """Mean time of a step's token of these generators, each tried on a few; accepted drafts make
+    it less.
+    """
+    import torch
+
+    ids, taken = torch.arange(1, 17, device=generators[0].target.device).expand(rows, -1), []
+    for generator in generators:
+        for _ in range(2):  # the first call allocates and compiles
+            started_s = time.perf_counter()
+            options = {"max_new_tokens": 8, "neutral": True, "eos_token_id": []}
+            result = generator.generate(ids, **options)
+            taken.append((time.perf_counter() - started_s) / int(result.lengths[0]))
+    return sum(taken[1::2]) / len(generators)
 
 
 def plan_self(

@@ -71,12 +71,14 @@ class AssistantDrafter(HeadDrafter):
         super().__init__(head, target, *args, **kinds)
         self._layers = _layers_read(head, model_of(target))
         layer = self.config.layer
-        self._rotary = layer.rotary_class(layer.config).to(head.device)
+        with torch.device("cpu"):
+            self._rotary = layer.rotary_class(layer.config)
+        self._rotary.to(head.device)
 
     def _check_head(self, head: nn.Module) -> None:
         super()._check_head(head)
-        ordering = getattr(head, "token_ordering", torch.arange(0))
-        if not ordering.sort().values.equal(torch.arange(len(ordering)).to(ordering)):
+        ordering = getattr(head, "token_ordering", torch.arange(0, device="cpu"))
+        if not ordering.sort().values.equal(torch.arange(len(ordering), device="cpu").to(ordering)):
             raise ValueError(
                 "token_ordering must hold every id of the vocabulary once; HF leaves zeros in a "
                 "model without trained weights"

@@ -31,6 +31,8 @@ class Drafter(nn.Module, ABC):
         row_inputs: names of what calls may bring for each row (`generate(row_inputs=)`), and
             contexts do then, `Context.row_inputs`.
         reads_target: contexts bring the target's keys and values of the text, `Context.target`.
+        extra_slots: so many tokens more than K + 1 may be run behind the text
+            (`TargetText.forward`); every row's storage is longer by that.
         has_memory: drafts depend on earlier requests, so the same call need not draft the same
             again. `certify` then compares no drafts, and judges the texts. Lossless as long as no
             text is remembered that the same seed has written: give every call seeds of its own.
@@ -41,6 +43,7 @@ class Drafter(nn.Module, ABC):
     feature_layers: tuple[FeatureLayer, ...] = ()
     row_inputs: tuple[str, ...] = ()
     reads_target: bool = False
+    extra_slots: int = 0
     has_memory: bool = False
 
     def settings(self) -> dict[str, Any]:
@@ -125,6 +128,7 @@ def check_drafter(drafter: Drafter) -> None:
     if not isinstance(inputs, tuple) or not all(isinstance(n, str) for n in inputs):
         got = shown(inputs)
         raise TypeError(f'{name}.row_inputs must be a tuple of names, such as ("bias",), got {got}')
+    check_integer(f"{name}.extra_slots", drafter.extra_slots, 0)
     for flag in ("has_memory", "reads_target"):
         if not isinstance(getattr(drafter, flag), bool):
             got = shown(getattr(drafter, flag))

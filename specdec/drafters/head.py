@@ -25,6 +25,7 @@ from specdec.drafters.tree import Tree, TreePlan
 from specdec.graphs.tree import shared
 from specdec.heads.sharing import borrow, look_up, model_of
 from specdec.heads.window import ContextRows, read_context
+from specdec.hf import device_of
 from specdec.target import Target
 from specdec.target.cache import SlotCache
 from specdec.types import Context
@@ -150,7 +151,7 @@ class HeadDrafter(TreeDrafter):
         """
         model = model_of(target)
         survey = survey_checkpoint(path_or_id, model, families=(cls.family,), **options)
-        head = survey.load(model).build().to(model.get_input_embeddings().weight.device)
+        head = survey.load(model).build().to(device_of(model.get_input_embeddings()))
         kinds = {"proposal": proposal, "draft_temperature": draft_temperature}
         return cls(head, target, num_draft_tokens, tree=tree, **kinds)
 

@@ -91,6 +91,11 @@ class FirstMatch(Drafter):
         return any(drafter.reads_target for drafter in self.drafters)
 
     @property
+    def extra_slots(self) -> int:
+        """The most of the drafters'; K of all is the largest, so each has its own K + 1 besides."""
+        return max(drafter.extra_slots for drafter in self.drafters)
+
+    @property
     def row_inputs(self) -> tuple[str, ...]:
         """The names of all drafters."""
         return tuple(dict.fromkeys(n for drafter in self.drafters for n in drafter.row_inputs))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdec.arguments import check_choice, check_number, shown
 from specdec.samplers.noise import Drawing
-from specdec.samplers.warp import Warp
+from specdec.samplers.warp import LEAST_TEMPERATURE, Warp, logprobs_of
 from specdec.types import Draft
 
 Kind = Literal["sample", "argmax"]
@@ -43,7 +43,7 @@ class Proposal:
         if self.temperature is None:
             return
         advice = "None is the target's, and proposal='argmax' the limit at 0"
-        check_number("draft_temperature", self.temperature, above=0, advice=advice)
+        check_number("draft_temperature", self.temperature, LEAST_TEMPERATURE, advice=advice)
         if self.kind == "argmax":
             raise ValueError("draft_temperature has no meaning with proposal='argmax'; drop one")
 
@@ -79,6 +79,7 @@ class Drafting:
         self._wants_probs = drawing.wants_probs and not self._warp.is_greedy
         self._probs: Tensor | None = None
         self.tokens: list[Tensor] = []
+        self._raw: list[Tensor] = []
         self._num_drawn = 0
 
     def draw(self, logits: Tensor, *, depth: int | None = None) -> Tensor:
@@ -92,6 +93,8 @@ class Drafting:
         self._num_drawn += count
         tokens = logits.argmax(dim=-1) if not self._samples else self._draw(logits, index, depth)
         self.tokens.append(tokens)
+        if self._drawing.wants_raw:
+            self._raw.append(logprobs_of(tokens, logits).exp())
         return tokens
 
     def _draw(self, logits: Tensor, index: int, depth: int | None) -> Tensor:
@@ -124,4 +127,5 @@ class Drafting:
             num_valid: `[B]`, how many of them each row proposes; `None` for all.
             tree: `parents`, `depth` and `runs` of a tree; see `Draft`.
         """
-        return Draft(torch.cat(self.tokens, dim=1), self._probs, num_valid, **tree)
+        raw = torch.cat(self._raw, dim=1) if self._raw else None
+        return Draft(torch.cat(self.tokens, dim=1), self._probs, num_valid, raw_probs=raw, **tree)

@@ -111,13 +111,13 @@ class SuffixDrafter(PromptLookupDrafter):
                 f"max_ngram={max_ngram} times max_tokens={max_tokens} take {needed / 2**30:.1f} "
                 f"GiB, and cpu has {there / 2**30:.1f} GiB in all; make one of them smaller"
             )
-        shape = max_ngram, max_tokens
+        shape, host = (max_ngram, max_tokens), {"dtype": torch.long, "device": "cpu"}
         tables = {
-            "memory": torch.full((max_tokens,), PAD_TOKEN),  # a separator after each text
-            "prompts": torch.zeros(max_tokens, dtype=torch.long),
-            "_sorted_prompts": torch.zeros(max_tokens, dtype=torch.long),
-            "_keys": torch.full(shape, _NO_KEY),  # of the n-grams in row n - 1, ascending
-            "_ends": torch.zeros(shape, dtype=torch.long),  # where each of them ends
+            "memory": torch.full((max_tokens,), PAD_TOKEN, **host),  # a separator after each text
+            "prompts": torch.zeros(max_tokens, **host),
+            "_sorted_prompts": torch.zeros(max_tokens, **host),
+            "_keys": torch.full(shape, _NO_KEY, **host),  # of the n-grams in row n - 1, ascending
+            "_ends": torch.zeros(shape, **host),  # where each of them ends
         }
         for name, table in tables.items():  # `save` writes them
             self.register_buffer(name, table, persistent=False)
@@ -170,7 +170,7 @@ class SuffixDrafter(PromptLookupDrafter):
     def _read(self, what: str, text: Any) -> Tensor:
         """Token ids on the device of the memory, or an error."""
         try:
-            tokens = check_tensor("", torch.as_tensor(text), (None,), (torch.long,))
+            tokens = check_tensor("", torch.as_tensor(text, device="cpu"), (None,), (torch.long,))
         except (TypeError, ValueError, RuntimeError) as error:  # strings, too large integers
             raise TypeError(
                 f"{what} must be a list or an int64 tensor [T] of token ids, got {shown(text)}; "

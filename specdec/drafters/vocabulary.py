@@ -78,12 +78,14 @@ class CommonVocabulary:
                 read[ids[0]] = ids[1]
                 pairs.setdefault(ids[1], ids[0])
         unknown = next((i for i in (draft.unk_token_id, draft.eos_token_id) if i is not None), 0)
-        readable = torch.full((max(theirs) + 1,), unknown)
+        readable = torch.full((max(theirs) + 1,), unknown, device="cpu")
         for i, key in theirs.items():
             text = key if isinstance(key, bytes) else key.encode()
             ends = (id_of[text[n:]] for n in range(1, len(text)) if text[n:] in id_of)
             readable[i] = read[i] if i in read else next(ends, unknown)
-        draft_ids, target_ids = (torch.tensor(list(x)) for x in (pairs, pairs.values()))
+        draft_ids, target_ids = (
+            torch.tensor(list(x), device="cpu") for x in (pairs, pairs.values())
+        )
         return cls(target_ids, draft_ids, readable)
 
     def on(self, device: torch.device, vocab_size: int) -> CommonVocabulary:

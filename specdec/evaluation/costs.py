@@ -139,7 +139,7 @@ def costs(
     for rows in batch_sizes:
         for tokens in contexts:
             draws = torch.Generator().manual_seed(0)
-            ids = torch.randint(target.vocab_size, (rows, tokens), generator=draws)
+            ids = torch.randint(target.vocab_size, (rows, tokens), generator=draws, device="cpu")
             inputs = ids.to(target.device), torch.ones_like(ids)  # whatever pads its texts
             curves[rows, tokens] = measure_costs(generator, *inputs, **options)
     return curves

@@ -189,6 +189,8 @@ class _Texts:
         self, target: Target, prompts: Sequence[Sequence[int]], most: int, options: dict[str, Any]
     ):
         self._target, self._most = target, check_integer("num_draft_tokens", most, 1)
+        if not len(prompts):
+            raise ValueError("there are no prompts to measure on; pass token ids of at least one")
         starts = range(0, len(prompts), ROWS)
         self._batches = [left_padded(prompts[i : i + ROWS], target.device) for i in starts]
         self._options = {"max_new_tokens": 64, "temperature": 0.0, "neutral": True} | options

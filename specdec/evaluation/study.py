@@ -491,7 +491,7 @@ def file_of(rule: Cell) -> str:
             text = number(value) if isinstance(value, float) else str(value)
             text = text if name in CHOICES[:3] else f"{name}={text}"
             parts.append(re.sub(r"[^\w.=+]+", "-", text.replace("temperature=", "T="))[-60:])
-    return "_".join(parts) + ".jsonl"
+    return "_".join(parts).lstrip("-.") + ".jsonl"  # no option of a command, and not hidden
 
 
 def number(value: float) -> str:

@@ -74,7 +74,8 @@ def sweep(
             default.
         drafters: names as on the command line (`specdec.loading.load_drafter`), functions of
             (target, num_draft_tokens), drafters, or whole ways of decoding: generators and
-            `HFGenerate`, which keep their sampler; by names of your own in a mapping.
+            `HFGenerate`, which keep their sampler; by names of your own in a mapping. Local paths
+            are called by the shortest ends that differ.
         drafts: K of chains, and trees as `"32x6"`, 32 nodes of depth 6; `None` (or `"own"`, in a
             file) is what each drafter drafts by default. Of a drafter that is an object, at most
             its K.
@@ -404,13 +405,41 @@ def _named(what: str, given: Any) -> dict[str, Any]:
         return dict(given)
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise TypeError(f"{what}s must be a list or a mapping of names, got {shown(given)}")
-    named = {}
+    given, named = list(given), {}
+    short = _short_names([part for part in given if isinstance(part, str)])
     for part in given:
-        name = part if isinstance(part, str) else getattr(part, "__name__", type(part).__name__)
+        name = (
+            short[part] if isinstance(part, str) else getattr(part, "__name__", type(part).__name__)
+        )
         if name in named:
             raise ValueError(f"two {what}s are called {name!r}; pass a mapping with names of yours")
         named[name] = part
     return named
+
+
+def _short_names(names: list[str]) -> dict[str, str]:
+    """What a study calls the parts of these names: of local paths the shortest ends that differ,
+    with the kind before and the attribute after them; all other names as they are.
+
+    Example:
+        >>> [*_short_names(["lookup", "eagle:/data/a/head", "~/x/mine.py:make"]).values()]
+        ['lookup', 'eagle:head', 'mine.py:make']
+    """
+    ends = {}
+    for name in names:
+        kind, _, path = name.rpartition(":") if name.count(":") == 1 else ("", "", name)
+        if "/" in kind:  # of a file and what is in it
+            kind, path = "", name
+        is_local = path.startswith(("/", "./", "../", "~")) or ("/" in path and Path(path).exists())
+        parts = path.rstrip("/").split("/") if is_local else [path]
+        most = range(1, len(parts) + 1)
+        prefix = f"{kind}:" if kind else ""
+        ends[name] = [prefix + "/".join(parts[-n:]) for n in most]
+    found = {}
+    for name, own in ends.items():
+        others = {end for other, each in ends.items() if other != name for end in each}
+        found[name] = next((end for end in own if end not in others), name)
+    return found
 
 
 def _values(axis: str, values: Iterable[Any]) -> list[Any]:

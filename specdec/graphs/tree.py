@@ -228,7 +228,9 @@ def sent(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         pairs = zip(buffer.split(sizes), tensors, strict=True)
         return [part[: t.nbytes].view(t.dtype).view(t.shape) for part, t in pairs]
 
-    buffer = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    buffer = torch.empty(
+        sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda", device="cpu"
+    )
     for part, tensor in zip(parts(buffer), tensors, strict=True):
         part.copy_(tensor)
     return parts(buffer.to(device, non_blocking=True))

@@ -171,7 +171,9 @@ class HFLayerConfig:
                 "decoder layers; such layers cannot be part of a head"
             )
         # A new module: a model's own may be on another device, or rounded with the model.
-        rotary, types = self.rotary_class(self.config), getattr(self.config, "layer_types", None)
+        with torch.device("cpu"):
+            rotary = self.rotary_class(self.config)
+        types = getattr(self.config, "layer_types", None)
         kind = types[self.like] if types else None
         angles = cosines_and_sines(rotary, num_positions, kind)
         return torch.cat(angles, dim=-1).to(device, dtype)

@@ -155,7 +155,9 @@ class LayerConfig:
             rope_parameters=rope,
             max_position_embeddings=self.max_position_embeddings,
         )
-        cos, sin = cosines_and_sines(LlamaRotaryEmbedding(config), num_positions)
+        with torch.device("cpu"):
+            rotary = LlamaRotaryEmbedding(config)
+        cos, sin = cosines_and_sines(rotary, num_positions)
         half = width // 2
         return torch.cat([cos, -sin[:, :half], sin[:, half:]], dim=-1).to(device, dtype)
 

@@ -20,7 +20,8 @@ def cosines_and_sines(
     that the text will reach.
 
     Args:
-        rotary: `LlamaRotaryEmbedding`, or the module of that role of another architecture.
+        rotary: `LlamaRotaryEmbedding`, or the module of that role of another architecture, on the
+            CPU: so the angles are the same wherever the head is.
         num_positions: S.
         layer_type: `"sliding_attention"`, for instance, where layers of an architecture differ in
             their rope.
@@ -32,11 +33,11 @@ def cosines_and_sines(
     kind = {}
     if layer_type in rope:
         rope, kind = rope[layer_type], {"layer_type": layer_type}
-    positions = torch.arange(num_positions)[None]
+    positions = torch.arange(num_positions, device="cpu")[None]
     parts = list(positions.split(rope.get("original_max_position_embeddings") or limit, dim=1))
     if rope["rope_type"] == "dynamic":
         parts[1:] = [position for part in parts[1:] for position in part.split(1, dim=1)]
-    like = torch.empty(0)
+    like = torch.empty(0, dtype=torch.float32, device="cpu")
     if hasattr(rotary, "mrope_section"):  # three positions per token; on text they are one
         parts = [part.expand(3, 1, -1) for part in parts]
     cos, sin = zip(*(rotary(like, part, **kind) for part in parts), strict=True)

@@ -54,6 +54,12 @@ def borrow(config: HeadConfig, model: PreTrainedModel) -> Borrowed:
                 f"the head is {config.hidden_size} wide and has no {what} of its own; the target's "
                 f"has a width of {width} and cannot be shared"
             )
+    if not config.has_embed_tokens and embeddings.weight.is_meta:
+        raise ValueError(
+            "the head has no embeddings of its own, and the target's are offloaded, where no row "
+            "of them can be read; keep the target's embeddings on a device (device_map), or use a "
+            "head that has embeddings"
+        )
     return Borrowed(embeddings, lm_head, str(name or ""), theirs.num_hidden_layers)
 
 

@@ -25,6 +25,7 @@ from specdec.checkpoints.vocab_map import other_maps
 from specdec.drafters.base import Drafter
 from specdec.evaluation.evaluate import evaluate
 from specdec.generator import SpeculativeGenerator
+from specdec.hf import device_of
 from specdec.show.table import Table
 from specdec.show.text import draft_size, printable
 
@@ -144,7 +145,7 @@ def try_readings(
     Raises:
         ValueError: a head that does not fit the target.
     """
-    trials, device = [], target.get_input_embeddings().weight.device
+    trials, device = [], device_of(target.get_input_embeddings())
     shared = target
     for reading in readings:
         head = reading.checkpoint.build().to(device)

@@ -132,7 +132,7 @@ class Rollouts:
         rows: Tensor = inputs[1]
         memories = self.memories if seed is None else ()
         if seed is None:
-            seed = torch.randint(2**63 - 1, (len(rows),)).tolist()
+            seed = torch.randint(2**63 - 1, (len(rows),), device="cpu").tolist()
         options |= {"stop_strings": stop_strings, "output_logprobs": output_logprobs}
         found = self.generator(*inputs, seed=seed, **options)
         result = self.generator.last_result

@@ -361,7 +361,7 @@ class OutputCollector:
         if not self._request.options.output_logprobs:
             return None
         rows = [[value for step in row for value in getattr(step, name)] for row in self.steps]
-        columns = [torch.tensor(row, dtype=torch.float32) for row in rows]
+        columns = [torch.tensor(row, dtype=torch.float32, device="cpu") for row in rows]
         return pad_sequence(columns, batch_first=True).to(self._request.prompts.padded.device)
 
     def _describe(self, number: int, row: RowOutcome) -> str:
@@ -421,17 +421,17 @@ class OutputCollector:
         rows = range(len(self.new_tokens))
         ready = self._num_ready(rows)
         for column in range(self._num_streamed, ready):
-            self._streamer.put(torch.tensor(self._column(rows, column)))
+            self._streamer.put(torch.tensor(self._column(rows, column), device="cpu"))
         self._num_streamed = ready
 
 
 def _are_met(criteria: Iterable[StoppingCriteria], ids: Tensor) -> list[bool]:
     """Which of the rows of ids `[R, T]` end there; all criteria are called, as in HF."""
-    is_met = torch.zeros(len(ids), dtype=torch.bool)
+    is_met = torch.zeros(len(ids), dtype=torch.bool, device="cpu")
     for criterion in criteria:
         answer = criterion(ids, None)
         if isinstance(answer, bool | np.bool_):
-            answer = torch.tensor(bool(answer))
+            answer = torch.tensor(bool(answer), device="cpu")
         is_flag = isinstance(answer, Tensor) and answer.dtype == torch.bool
         if not (is_flag and (answer.numel() == 1 or answer.shape == is_met.shape)):
             name = getattr(criterion, "__name__", type(criterion).__name__)

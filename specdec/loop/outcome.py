@@ -281,7 +281,7 @@ class Transfer:
         if not tensor.is_cuda:
             self._copy = tensor.clone()
             return
-        self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True, device="cpu")
         self._copy.copy_(tensor, non_blocking=True)
         self._arrived = torch.cuda.Event()
         self._arrived.record()

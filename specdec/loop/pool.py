@@ -98,7 +98,7 @@ class RunnerPool:
         of_any_options = signature._replace(warp=(), wants_probs=False, wants_logprobs=False)
         serves = parts, of_any_options, _frozen_values(parts, captures)
         length = max(request.prompts.lengths) + request.max_new_tokens
-        num_slots = length + signature.num_draft_tokens + 1
+        num_slots = length + signature.num_behind
         with self._lock:
             self._collect()
             num_eager = 1 if any(r.all_graphs for r in self._waiting) else NUM_EAGER
@@ -126,7 +126,7 @@ class RunnerPool:
         target has no positions or the device no memory for so many.
         """
         if parts.target.max_positions is not None:
-            most = parts.target.max_positions + signature.num_draft_tokens + 1
+            most = parts.target.max_positions + signature.num_behind
             wanted = min(wanted, most)
 
         def allocate(count: int) -> StepState:
@@ -189,6 +189,7 @@ def signature_of(parts: Parts, request: Request, captures: bool) -> Signature:
         batch_size=bucket_of_rows(rows) if captures else rows,
         num_draft_tokens=parts.drafter.num_draft_tokens,
         tree_depth=parts.drafter.tree_depth,
+        extra_slots=parts.drafter.extra_slots,
         warp=Warp(rows, **options.warp).signature,
         wants_probs=options.draft_probs and parts.sampler.uses_draft_probs,
         is_captured=captures,

@@ -59,6 +59,7 @@ class Signature(NamedTuple):
         is_captured: steps are to be captured, and so attend over all slots.
         row_inputs: name, shape of a row and data type of each.
         wants_logprobs: steps compute the log-probabilities of what they emit.
+        extra_slots: of the drafter.
     """
 
     batch_size: int
@@ -69,11 +70,17 @@ class Signature(NamedTuple):
     is_captured: bool
     row_inputs: tuple = ()
     wants_logprobs: bool = False
+    extra_slots: int = 0
 
     @property
     def depth(self) -> int:
         """D: tokens of the longest path."""
         return self.num_draft_tokens if self.tree_depth is None else self.tree_depth
+
+    @property
+    def num_behind(self) -> int:
+        """Slots behind the text: of the anchor, of a draft, and those that the drafter adds."""
+        return self.num_draft_tokens + 1 + self.extra_slots
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -155,7 +162,7 @@ class TokenBuffer:
         """
         self.tokens.fill_(PAD_TOKEN)
         mine = [self.tokens[:, : tokens.shape[1]], self.anchor_position]
-        copy_from_host(mine, [tokens, torch.tensor(lengths) - 1])
+        copy_from_host(mine, [tokens, torch.tensor(lengths, device="cpu") - 1])
         self.longest = max(lengths)
         self._room = self.longest + max_new_tokens
         self.remaining.fill_(max_new_tokens)
@@ -311,7 +318,8 @@ class StepState:
         keys and values where it reads them.
         """
         buffer, attended = self.buffer, self.num_attended
-        text = self.text(parts, buffer.anchor_position, attended)
+        read = min(attended + self.signature.extra_slots, self.cache.num_slots)
+        text = self.text(parts, buffer.anchor_position, read)
         known = buffer.recent, self.features, buffer.start, buffer.num_new
         return Context(*known, attended, text, self.row_inputs)
 
@@ -322,7 +330,8 @@ class StepState:
         if not parts.drafter.reads_target:
             return None
         inputs = self.target_inputs(parts)
-        return TargetText(parts.target, self.cache, lengths, num_attended, **inputs)
+        room = self.signature.num_behind
+        return TargetText(parts.target, self.cache, lengths, num_attended, room, **inputs)
 
     def target_inputs(self, parts: Parts) -> dict[str, Tensor]:
         """Those of the row inputs that the target reads, see `Target.verify`."""

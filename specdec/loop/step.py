@@ -60,7 +60,14 @@ def device_step(
     return accept(parts, state, noise, draft, output, logits)
 
 
-def propose(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: int) -> Draft:
+def propose(
+    parts: Parts,
+    state: StepState,
+    noise: StepNoise,
+    num_draft_tokens: int,
+    *,
+    wants_raw: bool = False,
+) -> Draft:
     """What the drafter proposes, with ids and counts brought into their ranges; the state's record
     holds them as they came.
 
@@ -70,7 +77,7 @@ def propose(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: 
     signature, draft = state.signature, None
     most = signature.num_draft_tokens
     if most > 0:
-        draft = _draft(parts, state, noise, max(num_draft_tokens, 1))
+        draft = _draft(parts, state, noise, max(num_draft_tokens, 1), wants_raw)
     if num_draft_tokens == 0:
         draft = Draft(state.buffer.tokens[:, :0])
     columns = _num_valid(state, draft)[:, None], _filled(draft.tokens, most)
@@ -90,11 +97,15 @@ def propose(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: 
     )
 
 
-def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: int) -> Draft:
+def _draft(
+    parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: int, wants_raw: bool
+) -> Draft:
     """The drafter's own proposal, of the right sizes."""
     sampler, drafter = parts.sampler, parts.drafter
     wants_probs, vocab_size = state.signature.wants_probs, state.vocab_size
-    drawing = Drawing(num_draft_tokens, state.warp, noise, sampler.draw_draft, wants_probs)
+    drawing = Drawing(
+        num_draft_tokens, state.warp, noise, sampler.draw_draft, wants_probs, wants_raw
+    )
     draft = drafter.propose(state.context(parts), state.drafter_state, drawing)
     shape = state.signature.batch_size, num_draft_tokens
     _check_fit(drafter, draft, Draft, shape, state.device)

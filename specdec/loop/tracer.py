@@ -54,7 +54,7 @@ class StepTracer:
         """`device_step`, and the time after each of its parts."""
         parts, times = self._generation.parts, [self._now()]
         noise = state.noise.at(state.buffer.anchor_position, num_draft_tokens + 1)
-        draft = propose(parts, state, noise, num_draft_tokens)
+        draft = propose(parts, state, noise, num_draft_tokens, wants_raw=True)
         times.append(self._now())
         output = verify(parts, state, draft)
         logits = output.logits if edit_logits is None else edit_logits(draft, output.logits)
@@ -148,6 +148,11 @@ def _numbers(outcome: Outcome, state: StepState, uses_draws: bool) -> dict[str, 
         of_extra = draft.probs.flatten(1).gather(1, first * outcome.vocab_size + extra)
         extra_draft_prob = of_extra * is_drafted  # nothing is drafted where a bonus token stands
     raw = logits.float().log_softmax(dim=-1)
+    raw_of = raw.exp().flatten(1)
+    raw_target_probs = raw_of.gather(1, draft.window_parents * outcome.vocab_size + tokens)
+    raw_draft_probs = draft.raw_probs
+    if raw_draft_probs is None or raw_draft_probs.shape[1] != width:
+        raw_draft_probs = torch.full_like(raw_target_probs, torch.nan)
     draws = torch.full_like(target_probs, torch.nan, dtype=torch.float64)
     if uses_draws and not state.warp.is_greedy and width:
         draws = state.noise.at(state.buffer.start, width + 1).uniform(Stream.ACCEPT)[:, :width]
@@ -160,6 +165,9 @@ def _numbers(outcome: Outcome, state: StepState, uses_draws: bool) -> dict[str, 
         "accept_draws": draws,
         "draft_entropies": draft_entropies,
         "target_entropies": -(raw.exp() * raw.clamp(min=torch.finfo(raw.dtype).min)).sum(dim=-1),
+        "raw_target_probs": raw_target_probs,
+        "raw_draft_probs": raw_draft_probs,
+        "raw_extra_target_prob": raw_of.gather(1, end * outcome.vocab_size + extra)[:, 0],
         "extra_draft_prob": extra_draft_prob[:, 0],
         "extra_target_prob": extra_target_prob[:, 0],
     }
@@ -169,6 +177,7 @@ def _step_numbers(index: int, values: dict[str, Any], drafted: int) -> StepNumbe
     """The record of a row that drafted so many tokens."""
     entropies = values["target_entropies"][: drafted + 1]
     values = {n: v[:drafted] if isinstance(v, list) else v for n, v in values.items()}
-    draws = values["accept_draws"]
-    values["accept_draws"] = draws if draws and all(u == u for u in draws) else None
+    for name in ("accept_draws", "raw_draft_probs"):  # NaN where there are none
+        own = values[name]
+        values[name] = own if own and all(u == u for u in own) else None
     return StepNumbers(step=index, **values | {"target_entropies": entropies})

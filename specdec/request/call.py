@@ -20,8 +20,8 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from specdec.arguments import check_choice, check_integer, shown
-from specdec.hf import UNSUPPORTED
+from specdec.arguments import check_choice, check_integer, plain_numbers, shown
+from specdec.hf import HEALING, UNSUPPORTED, WARPS
 from specdec.processes import agreed
 from specdec.request.grammar import GrammarProcessor
 from specdec.request.options import Options, resolve_options
@@ -141,6 +141,7 @@ _LEAST = {
 }
 OUTPUTS = {"output_scores", "output_logits", "output_logprobs"}
 _FLAGS = {"do_sample", "neutral", "draft_probs"} | OUTPUTS
+_NUMBERS = {*_LEAST, *_FLAGS, *WARPS, "eos_token_id", "pad_token_id"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,8 +222,10 @@ class Request:
         if resolved.num_sequences > 1:
             prompts = prompts.repeated(resolved.num_sequences)
         own = options.get("row_inputs")
-        if isinstance(own, Mapping) and "adapter" in target.row_inputs and "adapter" in own:
-            own = {**own, "adapter": target.adapter_indices(own["adapter"])}
+        # A drafter may declare an input of this name, of numbers, for a target without adapters.
+        adapters = own.get("adapter") if isinstance(own, Mapping) else None
+        if adapters is not None and ("adapter" in target.row_inputs or _are_names(adapters)):
+            own = {**own, "adapter": target.adapter_indices(adapters)}
         own = read_row_inputs(own, len(prompts.lengths), resolved.num_sequences)
         return cls._checked(target, prompts, resolved, options.get("seed"), own)
 
@@ -284,6 +287,8 @@ def read_options(
         hint += "generate work through model.generate(..., custom_generate=generator)"
         if name == "token_type_ids":
             hint = "decoder-only models have no such input; leave it out"
+        elif name == "token_healing":
+            hint = HEALING
         elif name in UNSUPPORTED:
             hint = UNSUPPORTED[name][1]
         elif near:
@@ -291,6 +296,7 @@ def read_options(
         raise TypeError(f"unknown option {name!r}: {hint}")
     ours = ("seed", "row_inputs")
     options = {n: value for n, value in options.items() if value is not None and n not in ours}
+    options |= {name: plain_numbers(options[name]) for name in _NUMBERS & options.keys()}
     for name in _LEAST.keys() & options.keys():
         check_integer(name, options[name], _LEAST[name])
     for name in _FLAGS & options.keys():
@@ -314,6 +320,12 @@ def read_options(
         check_integer("eos_token_id", value, 0, target.vocab_size - 1, advice=advice)
     check_integer("pad_token_id", options.get("pad_token_id", 0), 0, target.vocab_size - 1)
     return resolve(target, input_ids, options)
+
+
+def _are_names(given: Any) -> bool:
+    """A text, or a sequence with texts in it."""
+    is_list = isinstance(given, Sequence)
+    return isinstance(given, str) or (is_list and any(isinstance(one, str) for one in given))
 
 
 def _unpack(
@@ -359,7 +371,7 @@ def _read_seeds(
 ) -> list[int]:
     if seed is None:
         return _random_seeds(target, rows)
-    seed = seed.tolist() if isinstance(seed, Tensor) else seed
+    seed = plain_numbers(seed)
     seeds = list(seed) if isinstance(seed, Sequence) else [seed] * (rows // copies)
     for value in seeds:
         check_integer("seed", value, 0, 2**64 - 1)

@@ -86,7 +86,9 @@ class GrammarProcessor(LogitsProcessor):
                 "prompts; in HF generate use the grammar library's own logits processor"
             )
         vocab_size = scores.shape[1]
-        bitmask = torch.full((len(scores), -(-vocab_size // 32)), -1, dtype=torch.int32)
+        bitmask = torch.full(
+            (len(scores), -(-vocab_size // 32)), -1, dtype=torch.int32, device="cpu"
+        )
         texts = input_ids[:, self._width :].tolist()
         for index, ((matcher, accepted), text) in enumerate(zip(self._rows, texts, strict=True)):
             if _follow(matcher, accepted, text):

@@ -29,7 +29,8 @@ from transformers import (
 )
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from specdec.hf import BESIDE_WARPS, UNSUPPORTED, WARPS
+from specdec.arguments import plain_numbers
+from specdec.hf import BESIDE_WARPS, HEALING, UNSUPPORTED, WARPS
 from specdec.request.processors import name_of
 from specdec.request.sampling import Sampling, neutral, with_config
 from specdec.samplers.warp import Warp
@@ -126,7 +127,8 @@ def with_stop_strings(
             "stop_strings need the target's tokenizer: pass tokenizer=tokenizer, or "
             "stopping_criteria=StoppingCriteriaList([StopStringCriteria(tokenizer, stop_strings)])"
         )
-    return StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, strings)])
+    with torch.device("cpu"):  # HF makes tables without a device, and moves them later
+        return StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, strings)])
 
 
 def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:
@@ -259,6 +261,8 @@ def _resolved(
     then misses it, so it must not see stop strings.
     """
     config = model.generation_config
+    if config.token_healing:
+        raise ValueError(f"token_healing=True is not supported: {HEALING}")
     criteria = with_stop_strings(stopping_criteria, config.stop_strings, tokenizer)
     config.stop_strings = None
     if config.cache_implementation is None:
@@ -318,7 +322,7 @@ def _processors_alone(
 
 def _per_sequence(value, rows: int, copies: int):
     """A value for each prompt as a list of one for each of its rows; other values as they are."""
-    value = value.tolist() if isinstance(value, Tensor) else value
+    value = plain_numbers(value)
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         return value
     is_of_prompts = copies > 1 and len(value) * copies == rows

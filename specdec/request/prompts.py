@@ -62,7 +62,7 @@ class Prompts:
         mask = mask != 0
         lengths = mask.sum(dim=1)
         first = mask.long().argmax(dim=1)
-        columns = torch.arange(input_ids.shape[1])
+        columns = torch.arange(input_ids.shape[1], device="cpu")
         is_run = (columns >= first[:, None]) & (columns < (first + lengths)[:, None])
         outside = mask & ((input_ids < 0) | (input_ids >= vocab_size))
         lengths = lengths.tolist()
@@ -127,7 +127,7 @@ def left_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Te
         tensor([[0, 5],
                 [6, 7]])
     """
-    ids = [torch.tensor(row, dtype=torch.long) for row in rows]
+    ids = [torch.tensor(row, dtype=torch.long, device="cpu") for row in rows]
     both = ids, [torch.ones_like(row) for row in ids]
     ids, mask = (pad_sequence(table, batch_first=True, padding_side="left") for table in both)
     return ids.to(device), mask.to(device)
@@ -168,7 +168,9 @@ def read_row_inputs(given: Any, rows: int, copies: int = 1) -> dict[str, Tensor]
     found = {}
     for name, value in given.items():
         try:
-            table = torch.as_tensor(value).detach().cpu()
+            table = torch.as_tensor(value, device="cpu").detach()
+            if table.is_floating_point():  # numbers of Python's would be of the default data type
+                table = torch.as_tensor(value, dtype=torch.float32, device="cpu").detach()
         except (TypeError, ValueError, RuntimeError) as error:
             got = shown(value)
             raise TypeError(

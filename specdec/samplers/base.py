@@ -90,7 +90,8 @@ def check_sampler(sampler: Sampler) -> None:
     name = type(sampler).__name__
     if "_modules" not in vars(sampler):
         raise TypeError(f"{name}.__init__ must call super().__init__()")
-    for flag in ("lossless", "uses_draft_probs", "uses_accept_draws", "takes_trees"):
+    flags = "lossless", "uses_draft_probs", "uses_accept_draws", "takes_trees", "needs_paths"
+    for flag in flags:
         if not isinstance(value := getattr(sampler, flag, None), bool):
             raise TypeError(f"{name}.{flag} must be True or False, got {shown(value)}")
     if not callable(rule := sampler.draw_draft):

@@ -39,9 +39,9 @@ class GivenText(Sampler):
         drafts_text: bool = False,
     ):
         super().__init__()
-        table = torch.zeros(len(texts), max(map(len, texts)) + 1, dtype=torch.long)
+        table = torch.zeros(len(texts), max(map(len, texts)) + 1, dtype=torch.long, device="cpu")
         for row, ids in enumerate(texts):
-            table[row, : len(ids)] = torch.tensor(ids)
+            table[row, : len(ids)] = torch.tensor(ids, device="cpu")
         table = table.to(device)
 
         class TextNoise(Noise):

@@ -214,6 +214,7 @@ class Drawing:
         noise: the step's numbers.
         rule: `draw_by_inversion` or `draw_by_race`.
         wants_probs: the sampler can use the probabilities of the tokens.
+        wants_raw: a trace asks for `Draft.raw_probs`.
     """
 
     num_draft_tokens: int
@@ -221,6 +222,7 @@ class Drawing:
     noise: StepNoise | ScriptedNoise
     rule: DrawRule
     wants_probs: bool = True
+    wants_raw: bool = False
 
 
 def draw_by_inversion(

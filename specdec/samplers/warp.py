@@ -10,7 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.arguments import check_device, check_integer, check_number, check_tensor, shown
+from specdec.arguments import (
+    check_device,
+    check_integer,
+    check_number,
+    check_tensor,
+    plain_numbers,
+    shown,
+)
 from specdec.kernels import (
     Truncation,
     WarpParams,
@@ -23,6 +30,9 @@ from specdec.kernels import (
 
 Values = float | int | None | Sequence
 
+LEAST_TEMPERATURE = 1e-30
+"""Above 0. Logits of up to 1e8 over a smaller one would not be numbers of float32."""
+
 
 @dataclass(init=False, eq=False, repr=False)
 class Warp:
@@ -34,7 +44,7 @@ class Warp:
 
     Args:
         batch_size: rows B.
-        temperature: > 0, or 0 for greedy.
+        temperature: >= `LEAST_TEMPERATURE`, or 0 for greedy.
         top_k: keep the k largest logits, ties at the k-th included; `None` or 0 keeps all.
         top_p: keep the smallest set of most likely tokens whose probability reaches p; `None` or 1
             keeps all.
@@ -191,9 +201,9 @@ class Warp:
         """The same warp with another temperature in every row that is not greedy.
 
         Args:
-            temperature: > 0.
+            temperature: >= `LEAST_TEMPERATURE`.
         """
-        check_number("temperature", temperature, above=0)
+        temperature = check_number("temperature", temperature, LEAST_TEMPERATURE)
         other = copy.copy(self)
         other._temperature = None
         if temperature != 1:
@@ -218,7 +228,11 @@ def logprobs_of(tokens: Tensor, logits: Tensor) -> Tensor:
 
 
 _RANGES: dict[str, tuple[float, str, Callable[[float], bool]]] = {
-    "temperature": (1.0, "a number >= 0", lambda value: 0 <= value < math.inf),
+    "temperature": (
+        1.0,
+        f"0, which is greedy, or a number >= {LEAST_TEMPERATURE:g}",
+        lambda value: value == 0 or LEAST_TEMPERATURE <= value < math.inf,
+    ),
     "top_k": (0, "an integer >= 0 (0 keeps all)", lambda v: 0 <= v < 2**63 and int(v) == v),
     "top_p": (1.0, "a number in 0..1", lambda value: 0 <= value <= 1),
     "min_p": (0.0, "a number in 0..1", lambda value: 0 <= value <= 1),
@@ -228,8 +242,7 @@ _RANGES: dict[str, tuple[float, str, Callable[[float], bool]]] = {
 
 def _per_row(name: str, given: Values, rows: int) -> list:
     default, expected, is_valid = _RANGES[name]
-    if isinstance(given, Tensor):
-        given = given.tolist()
+    given = plain_numbers(given)
     is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
     values = list(given) if is_list else [given] * rows
     if len(values) != rows:

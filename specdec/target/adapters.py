@@ -29,6 +29,12 @@ def adapter_indices(model: nn.Module, names: Sequence[str]) -> list[int]:
             f"prompt, got {shown(names)}"
         )
     layers = _layers_of_peft(model)
+    if not layers:
+        raise ValueError(
+            f"row_inputs['adapter'] names adapters, and {type(model).__name__} has no layers of "
+            "PEFT's; load them first (PeftModel.from_pretrained(model, path)) and make the "
+            "generator with that model, or leave row_inputs['adapter'] out"
+        )
     for path, layer in layers.items():
         if fault := _fault(layer):
             raise ValueError(

@@ -272,7 +272,8 @@ class HFMask:
         samples = {p + d for p in (0, size, 2 * size) for d in (-2, -1, 0, 1, 2, 3)}
         positions = torch.tensor(sorted(p for p in samples if p >= 0), device=device)
         queries, keys = positions[:, None], positions
-        theirs = torch.as_tensor(self.visible(0, 0, queries, keys)).expand(len(positions), -1)
+        theirs = torch.as_tensor(self.visible(0, 0, queries, keys), device=device)
+        theirs = theirs.expand(len(positions), -1)
         return bool((theirs == sees(queries, keys, window)).all())
 
 
@@ -291,14 +292,14 @@ def probe_attention(
     value: Tensor,
     attention_mask: HFMask | None,
     *,
-    slot_window: dict[int, LearnedLayer] | None = None,
+    slot_window: Callable[[int, LearnedLayer], None] | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Notes in `slot_window`, by layer index, which mask a layer attends by: what HF built through
-    `_describe_mask`, or the layer's own `sliding_window` where HF built none. Its output `[B, N,
-    Hq, Dv]` is zero.
+    """Calls `slot_window` with the index of a layer and the mask that it attends by: what HF built
+    through `_describe_mask`, or the layer's own `sliding_window` where HF built none. Its output
+    `[B, N, Hq, Dv]` is zero.
 
     Raises:
         ValueError: the model drops `slot_window` on the way, or brings a mask of its own.
@@ -310,7 +311,7 @@ def probe_attention(
     mask = attention_mask
     if mask is None and sliding_window is not None:
         mask = HFMask(sliding_window, lambda row, head, q, k: sees(q, k, sliding_window))
-    slot_window[module.layer_idx] = LearnedLayer(mask, module, softcap is not None)
+    slot_window(module.layer_idx, LearnedLayer(mask, module, softcap is not None))
     rows, heads, count, _ = query.shape
     return query.new_zeros(rows, count, heads, value.shape[-1]), None
 

@@ -23,6 +23,7 @@ from specdec.hf import (
     attention_names,
     cache_argument,
     cause_of_refusal,
+    device_of,
     foreign_attention,
     newer_than_tried,
 )
@@ -141,7 +142,8 @@ def _through_attention_interface(model: PreTrainedModel) -> Route:
     """Asks HF for the mask of each layer."""
     learned: dict[int, LearnedLayer] = {}
     view = open_view(model, Route(PROBE))
-    shapes, mixers = _stored(view, slot_window=learned)
+    # A function, since hooks of accelerate's hand copies of dictionaries on.
+    shapes, mixers = _stored(view, slot_window=learned.__setitem__)
     windows: dict[int, int | Chunk | None] = {}
     for layer, (mask, module, has_softcap) in learned.items():
         if has_softcap and model.config.get_text_config()._attn_implementation == "sdpa":
@@ -149,7 +151,7 @@ def _through_attention_interface(model: PreTrainedModel) -> Route:
                 f"{type(model).__name__} caps its attention scores, which HF's sdpa leaves "
                 "out; load it with attn_implementation='eager'"
             )
-        device = next((p.device for p in module.parameters()), None)
+        device = device_of(module)
         found = (None,) if mask is None else mask.windows
         fitting = [w for w in found if mask is None or mask.is_causal_within(w, device)]
         if not fitting:

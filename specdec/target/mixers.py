@@ -108,7 +108,8 @@ def _floors(mixer: nn.Module) -> Tensor | None:
     lowest = getattr(mixer, "time_step_limit", (0.0,))[0]
     if not lowest:
         return None
-    return torch.tensor(lowest).expm1().log().to(mixer.dt_bias) - mixer.dt_bias
+    lowest = torch.tensor(lowest, dtype=torch.float32, device="cpu")
+    return lowest.expm1().log().to(mixer.dt_bias) - mixer.dt_bias
 
 
 def closing_gates(model: PreTrainedModel, route: Route) -> Mapping[str, MixerPlan]:
@@ -128,9 +129,11 @@ def _closed(model: PreTrainedModel, route: Route) -> list[str]:
     if not route.mixers:
         return []
     cache = SlotCache(2, 16, route.shapes, mixers=route.mixers, max_window=3)
+    host = {"dtype": torch.float32, "device": "cpu"}
     for tensor in tables(cache.memory).values():
         if tensor.is_floating_point():
-            tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)))
+            generator = torch.Generator().manual_seed(0)
+            tensor.copy_(torch.randn(tensor.shape, generator=generator, **host))
     cache.memory.count.fill_(3)
     before = {place: state.clone() for place, state in cache.memory.states.items()}
     tokens = trial_texts(model, 3)

@@ -221,7 +221,7 @@ class _Plain:
         return read_whole(self.trace.view, self._tokens)
 
     def _rounded(self, x: Tensor) -> Tensor:
-        noise = torch.randn(x.shape, generator=self._generator, dtype=torch.float64)
+        noise = torch.randn(x.shape, generator=self._generator, dtype=torch.float64, device="cpu")
         return (x * (1 + self._unit * noise.to(x.device))).to(x.dtype)
 
     def _moved(self, given: Callable[[int, Tensor], Tensor], most: float) -> dict[str, Tensor]:

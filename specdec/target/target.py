@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import check_choice, check_integer
 from specdec.graphs.tree import weight_addresses
-from specdec.hf import position_limit
+from specdec.hf import device_of, position_limit
 from specdec.target.adapters import adapter_indices
 from specdec.target.cache import Chunk, SlotCache, check_room
 from specdec.target.discovery import find_route
@@ -77,6 +77,12 @@ class SlotModel:
         model = self.model
         refuse_unsupported(model)
         refuse_training(model)
+        is_offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
+        if self.device.type == "meta" or (model.device.type == "meta" and not is_offloaded):
+            raise ValueError(
+                f"{type(model).__name__} is on the meta device and has no weights; load it, or "
+                "offload it by accelerate, whose hooks bring the weights in"
+            )
         route = find_route(model, fuse=self._fuse)
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
@@ -122,8 +128,8 @@ class SlotModel:
 
     @property
     def device(self) -> torch.device:
-        """Device of the embeddings, where tokens go in."""
-        return self.model.get_input_embeddings().weight.device
+        """Where tokens go in: device of the embeddings, or where they are brought if offloaded."""
+        return device_of(self.model.get_input_embeddings())
 
     @property
     def dtype(self) -> torch.dtype:
@@ -158,7 +164,7 @@ class SlotModel:
             change = "had weights replaced or moved after specdec joined their products"
         if change:
             raise ValueError(f"{name} {change}; {advice}")
-        if torch.is_autocast_enabled(self.model.device.type):
+        if torch.is_autocast_enabled(self.device.type):
             raise ValueError(
                 "generation does not run under torch.autocast, which changes data types inside the "
                 "model; load it in the data type that you want and leave the autocast block"

@@ -27,6 +27,8 @@ class TargetText:
         lengths: `[B]` int64, tokens of each row that the target has read: the slot of the anchor of
             its next step. What is at or beyond it is garbage.
         num_attended: host upper bound of the slots in use, those of a proposal included.
+        room: tokens that may be run behind the text: K + 1, and the drafter's `extra_slots`; `None`
+            where nobody counts.
         position_offset, adapter: of the rows, see `Target.verify`.
     """
 
@@ -34,6 +36,7 @@ class TargetText:
     cache: SlotCache
     lengths: Tensor
     num_attended: int
+    room: int | None = None
     position_offset: Tensor | None = None
     adapter: Tensor | None = None
 
@@ -81,8 +84,15 @@ class TargetText:
             Logits `[B, N, V]`, and features `[B, N, F]` or `None`.
 
         Raises:
-            ValueError: an offset below 0, in the text.
+            ValueError: an offset below 0, in the text; or more tokens behind it than there is
+                `room` for.
         """
+        if self.room is not None and offset + tokens.shape[1] > self.room:
+            raise ValueError(
+                f"{tokens.shape[1]} tokens at offset {offset} behind the text need "
+                f"{offset + tokens.shape[1]} slots, and a row has {self.room} there: K + 1, and "
+                "the drafter's extra_slots; declare the others as extra_slots in its class"
+            )
         first = self.lengths[:, None] + check_integer("offset", offset, 0)
         slots = first + torch.arange(tokens.shape[1], device=tokens.device)
         own = {"num_attended": self.num_attended, "position_offset": self.position_offset}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.hf import CACHES, cache_argument, special_tokens, takes_positions
+from specdec.hf import CACHES, cache_argument, device_of, special_tokens, takes_positions
 
 NUM_STEPS = 3
 """So many last tokens of a text are read one by one."""
@@ -28,7 +28,7 @@ class PlainForwardError(ValueError):
 
 def trial_texts(model: PreTrainedModel, length: int, number: int = 0) -> Tensor:
     """Two texts `[2, length]` without special tokens, other ones for another number."""
-    device = model.get_input_embeddings().weight.device
+    device = device_of(model.get_input_embeddings())
     special = special_tokens(model)
     ids = [i for i in range(model.config.get_text_config().vocab_size) if i not in special]
     order = (7919 * i + 1 + 29 * number for i in range(2 * length))  # a prime: all over the ids

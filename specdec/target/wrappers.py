@@ -123,14 +123,15 @@ def refuse_joint_quantisation(model: PreTrainedModel) -> None:
     times that one. Both calls have one shape, so a layer that reads each token alone returns the
     same for it, up to the order of sums.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator, host = torch.Generator().manual_seed(0), {"dtype": torch.float32, "device": "cpu"}
     for name, layer in model.named_modules():
         if not isinstance(layer, nn.Linear) or _is_plain(layer):
             continue
         device = next(layer.parameters()).device
         kind = type(layer if type(layer) is not nn.Linear else layer.weight).__name__
         what = f"{type(model).__name__} cannot be decoded: {name} ({kind})"
-        x = torch.randn(1, 2, layer.in_features, generator=generator).to(device, model.dtype)
+        x = torch.randn(1, 2, layer.in_features, generator=generator, **host)
+        x = x.to(device, model.dtype)
         try:
             own, beside = (layer(x * x.new_tensor([[[1.0], [by]]]))[:, 0] for by in (1.0, 100.0))
         except RuntimeError as error:

@@ -44,6 +44,11 @@ class StepNumbers:
             truncation, in nats.
         extra_draft_prob: the drafter's probability of the recovered token; 0 for a bonus token.
         extra_target_prob: the target's probability of the recovered or bonus token.
+        raw_target_probs: D, as `target_probs`, before temperature and truncation: what a greedy row
+            is sure of; `None` in traces that were saved without them.
+        raw_draft_probs: D, likewise the drafter's own; `None` of drafters without probabilities and
+            of dynamic trees.
+        raw_extra_target_prob: as `extra_target_prob`, likewise.
     """
 
     step: int
@@ -55,14 +60,18 @@ class StepNumbers:
     target_entropies: list[float]
     extra_draft_prob: float
     extra_target_prob: float
+    raw_target_probs: list[float] | None = None
+    raw_draft_probs: list[float] | None = None
+    raw_extra_target_prob: float | None = None
 
     def check_fit(self, step: RowStep) -> None:
         """Raises `ValueError` unless there are as many numbers as the step has draft tokens."""
         drafted = len(step.draft_tokens)
         sizes = dict.fromkeys(("draft_probs", "target_probs", "draft_entropies"), drafted)
         sizes["target_entropies"] = drafted + 1
-        if self.accept_draws is not None:
-            sizes["accept_draws"] = drafted
+        for name in ("accept_draws", "raw_target_probs", "raw_draft_probs"):
+            if getattr(self, name):
+                sizes[name] = drafted
         for name, size in sizes.items():
             if (found := len(getattr(self, name))) != size:
                 raise ValueError(f"{name} has {found} numbers for {drafted} draft tokens")
@@ -165,8 +174,10 @@ class Trace(Sequence):
         target_probs = [*(numbers.target_probs[n] for n in accepted), numbers.extra_target_prob]
         extra = numbers.extra_draft_prob if step.rejected else None
         draft_probs = [*(numbers.draft_probs[n] for n in accepted), extra]
+        raw_of = numbers.raw_target_probs or [None] * drafted
+        raw = [*(raw_of[n] for n in accepted), numbers.raw_extra_target_prob]
         kept = [*accepted, *(step.rejected[:1] or [drafted])]
-        new = zip(step.new_tokens, target_probs, draft_probs, strict=False)  # a row may be cut
+        new = zip(step.new_tokens, target_probs, draft_probs, raw, strict=False)  # may be cut
         new_at = dict(zip(kept, new, strict=False))
         of_draft = {
             "draft_token": step.draft_tokens,
@@ -174,9 +185,11 @@ class Trace(Sequence):
             "target_prob": numbers.target_probs,
             "accept_draw": numbers.accept_draws or [],
             "draft_entropy": numbers.draft_entropies,
+            "raw_target_prob": numbers.raw_target_probs or [],
+            "raw_draft_prob": numbers.raw_draft_probs or [],
         }
         for node in range(drafted + (not step.rejected)):
-            new_token, new_target_prob, new_draft_prob = new_at.get(node, (None, None, None))
+            new_token, new_target_prob, new_draft_prob, new_raw = new_at.get(node, (None,) * 4)
             yield {
                 "row": row,
                 "step": numbers.step,
@@ -187,6 +200,7 @@ class Trace(Sequence):
                 "new_token": new_token,
                 "new_target_prob": new_target_prob,
                 "new_draft_prob": new_draft_prob,
+                "new_raw_target_prob": new_raw,
                 "target_entropy": numbers.target_entropies[parents[node] + 1],
                 **{n: own[node] if node < len(own) else None for n, own in of_draft.items()},
                 **vars(self.times[numbers.step]),

@@ -148,7 +148,7 @@ def _rows(result: GenerationResult, count: int | None) -> Tensor:
     as it does in packed rows, so none is cut and no padding is learned.
     """
     pairs = zip(result.prompts, result.texts, strict=True)
-    texts = [torch.tensor(prompt + text) for prompt, text in pairs][:count]
-    lengths = torch.tensor([len(text) for text in texts])
+    texts = [torch.tensor(prompt + text, device="cpu") for prompt, text in pairs][:count]
+    lengths = torch.tensor([len(text) for text in texts], device="cpu")
     starts, stream = lengths.cumsum(0) - lengths, torch.cat(texts)
-    return stream[(starts[:, None] + torch.arange(int(lengths.max()))) % len(stream)]
+    return stream[(starts[:, None] + torch.arange(int(lengths.max()), device="cpu")) % len(stream)]

@@ -1,6 +1,7 @@
 """New heads of any family: layers like the target's, weights that depend on a seed alone."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -47,15 +48,30 @@ def usual_boundaries(target: PreTrainedModel) -> tuple[int, int, int]:
     return (2, count // 2, count - 3) if count >= 7 else (1, 2, max(3, count - 1))
 
 
+@contextmanager
+def drawn_from(seed: int) -> Iterator[None]:
+    """Modules that are made inside are on the CPU and in float32, whatever torch's defaults are,
+    and depend on the seed alone: torch's own initialisation draws from the global generator, which
+    is left as it was.
+    """
+    check_integer("seed", seed, 0, 2**63 - 1)
+    dtype = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float32)
+        with torch.random.fork_rng([]), torch.device("cpu"):
+            torch.default_generator.manual_seed(seed)
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
 def untrained(make: Callable[[], Head], target: PreTrainedModel, *, seed: int) -> Head:
     """The head that `make` builds on the CPU, with weights that depend on the seed alone: every
     `nn.Linear` is drawn again, and matrices of HF's own modules, which HF leaves as the memory was.
     A vocabulary head of its own is copied from the target's: the rows of the ids that the head can
-    propose. Torch's generators are left as they were.
+    propose.
     """
-    check_integer("seed", seed, 0, 2**63 - 1)
-    with torch.random.fork_rng([]):  # torch's own initialisation draws from the global generator
-        torch.default_generator.manual_seed(seed)
+    with drawn_from(seed):
         head = make()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -121,5 +137,5 @@ def frequent_ids(
     scores = of_data / of_data.sum() + of_target / of_target.sum()
     ends = config.eos_token_id
     if ends is not None:
-        scores[torch.tensor(ends)] = torch.inf
+        scores[torch.tensor(ends, device="cpu")] = torch.inf
     return scores.argsort(descending=True, stable=True)[:count].sort().values

@@ -24,7 +24,7 @@ from specdec.drafters.mask_token import MaskTokenDrafter
 from specdec.heads.correction import CorrectionConfig, DominoConfig, MarkovConfig
 from specdec.heads.layers import attend_causally
 from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
-from specdec.training.heads import layer_like, untrained, usual_boundaries
+from specdec.training.heads import drawn_from, layer_like, untrained, usual_boundaries
 from specdec.training.losses import (
     CHUNK_ELEMENTS,
     HeadObjective,
@@ -137,8 +137,7 @@ def with_correction(
         )
     """
     _check_correction(correction)
-    with torch.random.fork_rng([]):
-        torch.default_generator.manual_seed(check_integer("seed", seed, 0, 2**63 - 1))
+    with drawn_from(seed):
         new = MaskTokenHead(replace(head.config, correction=correction), head.target_ids)
     kept = {k: each for k, each in head.state_dict().items() if not k.startswith("correction.")}
     new.load_state_dict(kept, strict=False)
@@ -286,7 +285,8 @@ class MaskRollouts(HeadObjective):
         """Anchors `[B, A]` of ids `[B, T + 1]`, ascending; every depth of each has a label."""
         count = ids.shape[1] - self.num_depths  # positions 0 to T - M
         num_anchors = max(1, round(self.anchor_share * count))
-        order = torch.rand(len(ids), count, device=ids.device).argsort(dim=1)
+        order = torch.rand(len(ids), count, dtype=torch.float32, device=ids.device)
+        order = order.argsort(dim=1)
         return order[:, :num_anchors].sort(dim=1).values
 
     def roll_out(self, ids: Tensor, features: Tensor, anchors: Tensor) -> list[Tensor]:

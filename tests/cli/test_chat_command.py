@@ -140,3 +140,21 @@ def test_a_terminal_gets_colours_and_ctrl_c_ends_an_answer_and_then_the_program(
     os.write(ours, b"\x03")
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
     os.close(ours)
+
+
+def test_a_target_of_few_positions_answers_with_what_fits(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "small"
+    model = zoo.load_target()
+    model.config.max_position_embeddings = 64
+    model.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    lines = "def main():\n" + "x = 1 # " * 40 + "\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    options = ["--drafter", "lookup", "--dtype", "float32", "--temperature", "0"]
+    assert main(["chat", "--target", str(folder), *options]) == 0
+    shown = capsys.readouterr()
+    (tokens, *_) = NUMBERS.findall(shown.out)
+    used = TOKENIZER("def main():", return_tensors="pt").input_ids.shape[1]
+    assert len(NUMBERS.findall(shown.out)) == 1
+    assert int(tokens[0]) <= 64 - used
+    assert "but the target has 64 positions" in shown.err  # the second line alone is longer

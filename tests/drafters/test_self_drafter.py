@@ -234,3 +234,29 @@ def test_what_cannot_be_drafted_with_is_refused():
     drafter = SelfDrafter(target, K)
     with pytest.raises(ValueError, match="make it with the generator's target"):
         SpeculativeGenerator(other, drafter).generate(BATCH[3:], max_new_tokens=4)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("options", [{}, {"visible": SEEN}, {"layers": 2}])
+def test_a_drafter_of_another_target_of_the_same_shapes_is_refused(options, graphs):
+    drafter = SelfDrafter(perturbed(MODEL), K, **options)
+    generator = SpeculativeGenerator(own_target(), drafter, graphs=graphs)
+    with pytest.raises(ValueError, match="drafts with the target that it was made with, a Llama"):
+        generator.start(BATCH, MASK, **OPTIONS)
+    meant = SelfDrafter(own_target(), K, model=perturbed(MODEL), **options)
+    SpeculativeGenerator(own_target(), meant, graphs=graphs).generate(BATCH, MASK, **OPTIONS)
+
+
+def test_a_model_that_was_cast_alone_is_refused_before_it_runs():
+    for part in ("target", "model"):
+        target, model = build("llama"), perturbed(MODEL)
+        wrapped = Target(target)
+        drafter = SelfDrafter(wrapped, K, model=model)
+        generator = SpeculativeGenerator(wrapped, drafter)
+        (target if part == "target" else model).to(torch.bfloat16)
+        generator.refresh()
+        with pytest.raises(ValueError, match=r"over its target's keys.*cast both to one"):
+            generator.generate(BATCH, MASK, **OPTIONS)
+        (model if part == "target" else target).to(torch.bfloat16)
+        generator.refresh()
+        generator.generate(BATCH, MASK, **OPTIONS)

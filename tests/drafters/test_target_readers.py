@@ -7,7 +7,7 @@ from drafting import ragged_prompts
 from scipy import stats
 from target_readers import LayerDrafter, QueryDrafter
 
-from specdec import SpeculativeGenerator, Target
+from specdec import FirstMatch, PromptLookupDrafter, SpeculativeGenerator, Target
 from specdec.samplers import CouplingSampler
 
 LENGTHS, NUM_NEW = (1, 4, 6, 9), 24
@@ -133,3 +133,56 @@ def test_layers_and_offsets_that_do_not_exist_are_refused():
     drafter.reads_target = "yes"
     with pytest.raises(TypeError, match="reads_target must be True or False"):
         SpeculativeGenerator(target, drafter)
+
+
+class WideDrafter(LayerDrafter):
+    """Reads a window of `width` tokens behind the text in every step, and drafts by the first."""
+
+    def __init__(self, target, width, **kind):
+        super().__init__(target, range(target.num_layers), 2, **kind)
+        self.width = width
+
+    def propose(self, context, state, drawing):
+        tokens = context.tokens.gather(1, context.num_new.clamp(min=0)[:, None])
+        drafting = self.proposal.begin(drawing)
+        for i in range(drawing.num_draft_tokens):
+            window = tokens.expand(-1, self.width - i)  # the last slot is always the same
+            logits, _ = context.target.forward(self._target, window, offset=i)
+            tokens = drafting.draw(logits[:, :1])
+        return drafting.end()
+
+
+class WiderDrafter(WideDrafter):
+    extra_slots = 70  # more than storage is rounded up by
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("kind", [WideDrafter, WiderDrafter])
+def test_a_window_behind_the_text_is_as_wide_as_the_drafter_says(kind, graphs):
+    target = Target(build("llama"))
+    plain = SpeculativeGenerator(target, None).generate(BATCH, MASK, max_new_tokens=9).sequences
+    most = 2 + 1 + kind.extra_slots
+    generator = SpeculativeGenerator(target, kind(target, most), graphs=graphs)
+    result = generator.generate(BATCH, MASK, max_new_tokens=9)
+    assert result.sequences.equal(plain)
+    assert result.stats.acceptance_rate == 1  # all of the window was attended to, and nothing more
+    generator = SpeculativeGenerator(target, kind(target, most + 1), graphs=graphs)
+    with pytest.raises(ValueError, match=rf"a row has {most} there: K \+ 1, and the drafter's ext"):
+        generator.generate(BATCH, MASK, max_new_tokens=9)
+
+
+def test_extra_slots_are_a_number():
+    target = Target(build("llama"))
+    drafter = WideDrafter(target, 3)
+    for wrong, error in ((-1, ValueError), (1.5, TypeError), (None, TypeError)):
+        drafter.extra_slots = wrong
+        with pytest.raises(error, match=r"WideDrafter\.extra_slots must be an integer >= 0"):
+            SpeculativeGenerator(target, drafter)
+
+
+def test_a_joined_drafter_has_the_extra_slots_of_the_one_that_needs_most():
+    target = Target(build("llama"))
+    joined = FirstMatch(PromptLookupDrafter(3, min_ngram=3), WiderDrafter(target, 73))
+    found = SpeculativeGenerator(target, joined).generate(BATCH, MASK, max_new_tokens=9)
+    plain = SpeculativeGenerator(target, None).generate(BATCH, MASK, max_new_tokens=9)
+    assert found.sequences.equal(plain.sequences)

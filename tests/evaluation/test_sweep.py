@@ -20,9 +20,11 @@ from specdec import (
     SpeculativeGenerator,
     Tree,
     evaluate,
+    zoo,
 )
 from specdec.evaluation import Evaluation, Study, difference, read_study, sweep
 from specdec.evaluation.study import file_of
+from specdec.evaluation.sweep import _short_names
 
 ROOT = Path(__file__).parents[2]
 TARGET = build("llama")
@@ -427,3 +429,50 @@ def test_two_processes_of_one_machine_and_of_two_give_the_tables_of_one(tmp_path
         )
 
     assert saved("one") == saved("two") == saved("nodes")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two drafts of one name in different folders, and one whose name begins with a dash."""
+    root, draft = tmp_path_factory.mktemp("models"), zoo.load_drafter("model").model
+    paths = [root / "long" / "first" / "draft", root / "long" / "second" / "draft", root / "-x"]
+    for path in paths:
+        draft.save_pretrained(path)
+    return list(map(str, paths))
+
+
+def test_local_models_are_called_by_the_shortest_ends_that_differ(folders, tmp_path):
+    few = {"drafts": [2], "limit": 1, "max_new_tokens": 4, "output": tmp_path / "study"}
+    study = sweep(drafters=[*folders, "lookup"], **few)
+    assert study.axes["drafter"] == ["first/draft", "second/draft", "-x", "lookup"]
+    assert folders[0].rsplit("/", 3)[0] not in str(study)
+    names = [path.name for path in (tmp_path / "study").glob("*.jsonl")]
+    assert len(names) == 4
+    assert not [name for name in names if name.startswith(("-", "."))]
+    again = sweep(drafters=[*folders, "lookup"], **few)  # goes on, and has nothing left to do
+    assert [run.stats.to_dict() for run in again.runs] == [r.stats.to_dict() for r in study.runs]
+
+
+def test_a_study_names_its_parts_itself(folders, tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text(
+        f"drafts = [2]\nlimit = 1\nmax_new_tokens = 4\n"
+        f'[drafters]\nsmall = "{folders[0]}"\ntext = "lookup"\n[samplers]\nours = "rejection"\n'
+    )
+    study = sweep(**read_study(path))
+    assert study.axes["drafter"] == ["small", "text"]
+    assert study.axes["sampler"] == ["ours"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["eagle:/a/head", "mtp:/a/head"], ["eagle:head", "mtp:head"]),
+        (["/a/b.py:make", "/c/b.py:make"], ["a/b.py:make", "c/b.py:make"]),
+        (["/a/head/", "/b/a/head"], ["/a/head", "b/a/head"]),
+        (["org/name", "zoo:eagle3", "pkg.mod:make"], ["org/name", "zoo:eagle3", "pkg.mod:make"]),
+        (["/deep/lookup", "lookup"], ["deep/lookup", "lookup"]),
+    ],
+)
+def test_names_are_short_and_distinct(given, expected):
+    assert [*_short_names(given).values()] == expected

@@ -140,6 +140,8 @@ FACTS = {
     **{"target probability": "new_target_prob", "draft probability": "new_draft_prob"},
     **{"target entropy, nats": "target_entropy", "draft entropy, nats": "draft_entropy"},
     "accept draw": "accept_draw",
+    "target's own, before temperature": "new_raw_target_prob",
+    "draft's own, before temperature": "raw_draft_prob",
 }
 
 

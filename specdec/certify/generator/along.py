@@ -306,8 +306,8 @@ class Sentinel:
         read = reading.gains
         self._impossible += reading.impossible
         self._num_at_cut += reading.num_at_cut
-        lengths = torch.tensor([len(text) for text in texts])
-        is_text = torch.arange(read.gains.shape[1]) < lengths[:, None]  # [B, T]
+        lengths = torch.tensor([len(text) for text in texts], device="cpu")
+        is_text = torch.arange(read.gains.shape[1], device="cpu") < lengths[:, None]  # [B, T]
         self._wealth.add(read.gains, lengths, None if scores is None else read.loop_bets)
         self._num_texts += len(texts)
         self._knows_loop |= scores is not None
@@ -315,12 +315,16 @@ class Sentinel:
         far = torch.stack([read.loop_distance, read.rounding]) > rounding
         distances = read.distance, read.loop_distance, *far, is_text
         labels = [_labels(row, is_text.shape[1]) for row in steps or [()] * len(texts)]
-        is_drafted = torch.tensor([[label != "bonus" for label in row] for row in labels])
+        is_drafted = torch.tensor(
+            [[label != "bonus" for label in row] for row in labels], device="cpu"
+        )
         effects = read.effects * is_drafted[..., None]
         facts = [read.gains, read.variances, effects, torch.stack(distances, dim=-1)]
         facts = torch.cat(facts, dim=-1)  # [B, T, 3 D + 5]
         for label in {"", *(label for row in labels for label in row)}:
-            here = torch.tensor([[label in ("", other) for other in row] for row in labels])
+            here = torch.tensor(
+                [[label in ("", other) for other in row] for row in labels], device="cpu"
+            )
             here = facts[is_text & here].sum(dim=0)
             self._sums[label] = self._sums.get(label, 0) + here
         if self._raises and not (found := self.found).passed:

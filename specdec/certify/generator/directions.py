@@ -173,7 +173,9 @@ class Directions:
         learned: Learned | None = None,
     ):
         # One token more, which is never looked at: rows that have ended stay there.
-        rows = [torch.tensor([*p, *t, 0]) for p, t in zip(prompts, texts, strict=True)]
+        rows = [
+            torch.tensor([*p, *t, 0], device="cpu") for p, t in zip(prompts, texts, strict=True)
+        ]
         self._texts = pad_sequence(rows, batch_first=True).to(device)
         self._ends = torch.tensor([len(row) - 1 for row in rows], device=device)
         self._lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)

@@ -24,7 +24,9 @@ class Counts:
     """Of tokens; the tables get their width with the first of them."""
 
     def __init__(self):
-        self._excess = self._expected = torch.zeros(1 + _CONTEXTS, 1, dtype=torch.float64)
+        self._excess = self._expected = torch.zeros(
+            1 + _CONTEXTS, 1, dtype=torch.float64, device="cpu"
+        )
 
     def factors(self, last: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
         """`[B, V]` each, in -1..1: by how much tokens were seen more often than expected, over all
@@ -69,7 +71,9 @@ class Tilts:
     """
 
     def __init__(self, num_groups: int):
-        self._gains = self._variances = torch.zeros(num_groups, 1, dtype=torch.float64)
+        self._gains = self._variances = torch.zeros(
+            num_groups, 1, dtype=torch.float64, device="cpu"
+        )
 
     def values(self, groups: Tensor, functions: Tensor) -> Tensor:
         """`[B, V]` in -1..1: the functions `[F, B, V]`, each in the proportion in which it leaned

@@ -63,9 +63,9 @@ class Wealth:
     def __init__(self, num_directions: int, *, tolerance: float = 0.0, last: float | None = None):
         count = check_integer("num_directions", num_directions, 1)
         self._tolerance = check_number("tolerance", tolerance, 0)
-        self._logs = torch.zeros(len(SHARES), count, len(STAKES), dtype=torch.float64)
-        prior = torch.tensor(_PRIOR, dtype=torch.float64) / len(STAKES)
-        on = torch.full((count,), 1 / count, dtype=torch.float64)
+        self._logs = torch.zeros(len(SHARES), count, len(STAKES), dtype=torch.float64, device="cpu")
+        prior = torch.tensor(_PRIOR, dtype=torch.float64, device="cpu") / len(STAKES)
+        on = torch.full((count,), 1 / count, dtype=torch.float64, device="cpu")
         if last is not None:
             on[:-1], on[-1] = (1 - last) / (count - 1), last
         self._log_prior = (prior[:, None, None] * on[:, None]).log()
@@ -81,7 +81,7 @@ class Wealth:
                 of stakes on the last direction; without a tolerance only.
         """
         check_tensor("gains", gains, (len(lengths), None, self._logs.shape[1]), (torch.float64,))
-        stakes = torch.tensor(STAKES, dtype=torch.float64)
+        stakes = torch.tensor(STAKES, dtype=torch.float64, device="cpu")
         price = (stakes.abs() * self._tolerance).log1p()
         rows = [(row[..., None] * stakes).log1p().sum(dim=0) for row in gains.cpu()]  # [D, S]
         wealths = torch.stack(rows) - lengths.cpu()[:, None, None] * price  # [B, D, S]

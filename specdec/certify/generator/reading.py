@@ -360,7 +360,7 @@ def _zeros(
     """
     rows = [row for row, text in enumerate(claim.texts) if text.start + place < len(text.ids)]
     ids = [claim.texts[row].ids[claim.texts[row].start + place] for row in rows]
-    here = torch.tensor(rows), torch.tensor(ids)
+    here = torch.tensor(rows, device="cpu"), torch.tensor(ids, device="cpu")
     own = (probs.cpu()[here] == 0).tolist()
     of_loop = own if loop is None else (loop.cpu()[here] == 0).tolist()
     is_of_loop = [loop is not None and each for each in of_loop]

@@ -9,7 +9,6 @@ Legend: T tokens of a text, V vocabulary.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from specdec.hf import cache_argument
+from specdec.hf import cache_argument, device_of, takes_positions
 
 PIECE = 8
 """Tokens of a piece, about as many as a step of the loop reads."""
@@ -60,7 +59,7 @@ class Witness:
     @torch.inference_mode()
     def logits(self, text: RowText) -> Tensor:
         """`[T, V]` before each new token, from one forward without a cache."""
-        ids = torch.tensor([list(text.ids)], device=self.model.device)
+        ids = torch.tensor([list(text.ids)], device=device_of(self.model))
         with _adapter(self.model, text.adapter):
             own = self._positions(text, 0, ids.shape[1])
             logits = self.model(input_ids=ids, use_cache=False, **own).logits
@@ -71,7 +70,7 @@ class Witness:
         """`[T, V]` likewise: the prompt at once and then a few tokens at a time, through HF's own
         cache.
         """
-        ids = torch.tensor([list(text.ids)], device=self.model.device)
+        ids = torch.tensor([list(text.ids)], device=device_of(self.model))
         past = {cache_argument(self.model): DynamicCache(config=self.model.config)}
         found, at = [], 0
         with _adapter(self.model, text.adapter):
@@ -101,9 +100,9 @@ class Witness:
 
     def _positions(self, text: RowText, first: int, count: int) -> dict[str, Tensor]:
         """Where tokens stand, for a row that is moved on; models without positions need none."""
-        if not text.offset or "position_ids" not in _parameters(self.model):
+        if not text.offset or not takes_positions(self.model):
             return {}
-        positions = torch.arange(count, device=self.model.device) + first + text.offset
+        positions = torch.arange(count, device=device_of(self.model)) + first + text.offset
         return {"position_ids": positions[None]}
 
     def _cut(self, logits: Tensor) -> Tensor:
@@ -131,10 +130,6 @@ def moved(logits: Tensor, token: int, by: float) -> Tensor:
     other = torch.where(logits > logits[token], logits - by, logits + 0.999 * by)
     other[token] = logits[token] + by
     return other
-
-
-def _parameters(model: nn.Module) -> Sequence[str]:
-    return [*inspect.signature(type(model).forward).parameters]
 
 
 @contextmanager

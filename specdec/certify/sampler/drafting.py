@@ -69,7 +69,9 @@ def examine_draft_law(
 
 def asks_for_race(sampler: Sampler, worlds: Worlds, device: torch.device | str) -> bool:
     """Whether a rule verifies by races of its noise."""
-    draft, logits, warp = Paths(worlds, device=device).inputs(torch.zeros(1, dtype=torch.long))
+    draft, logits, warp = Paths(worlds, device=device).inputs(
+        torch.zeros(1, dtype=torch.long, device="cpu")
+    )
     shape = 1, len(Stream), logits.shape[1]
     numbers = torch.full(shape, 0.5, dtype=torch.float64, device=device)
     noise = _Watched(numbers, torch.ones_like(logits, dtype=torch.float64))
@@ -119,9 +121,9 @@ class _Tables:
     def random(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Numbers of so many rows."""
         shape = count, len(Stream), _TOKENS + 1
-        uniforms = torch.rand(shape, dtype=torch.float64, generator=generator)
+        uniforms = torch.rand(shape, dtype=torch.float64, generator=generator, device="cpu")
         vocab = self.worlds.vocab_size
-        races = torch.empty(count, _TOKENS + 1, vocab, dtype=torch.float64)
+        races = torch.empty(count, _TOKENS + 1, vocab, dtype=torch.float64, device="cpu")
         return uniforms, races.exponential_(generator=generator)
 
 
@@ -143,7 +145,7 @@ def _examine(
     threshold: float,
 ) -> DraftLaw:
     """One way of drawing."""
-    rows = torch.arange(_TABLES).repeat_interleave(64)
+    rows = torch.arange(_TABLES, device="cpu").repeat_interleave(64)
     uniforms, races = tables.random(len(rows), generator)
     tokens, probs = tables.draw(rows, uniforms, races)
     other, other_races = tables.random(len(rows), generator)
@@ -179,7 +181,7 @@ def _examine(
 def _law_of_token(tables: _Tables, index: int, generator: torch.Generator) -> Tensor:
     """`[W, V]` of one of the tokens, as a function of its own number."""
     vocab = tables.worlds.vocab_size
-    rows = torch.arange(_TABLES).repeat_interleave(vocab - 1)
+    rows = torch.arange(_TABLES, device="cpu").repeat_interleave(vocab - 1)
     uniforms, races = tables.random(len(rows), generator)
 
     def draw(u: Tensor) -> Tensor:
@@ -195,7 +197,7 @@ def _by_draws(
     """Pairs of tokens of every table, against the product of what is reported."""
     vocab = tables.worlds.vocab_size
     for table in range(_TABLES):
-        rows = torch.full((num_draws,), table)
+        rows = torch.full((num_draws,), table, device="cpu")
         tokens, probs = tables.draw(rows, *tables.random(num_draws, generator))
         one, other = probs.mean(dim=0)
         law = (one[:, None] * other).flatten()

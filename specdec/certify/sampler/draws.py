@@ -46,7 +46,7 @@ def own_noise_tests(
         start = torch.full((num_draws,), 7, device=device)
         noise = source.at(start, worlds.num_draft_tokens + 1)
         draft = _own_draft(sampler, worlds, world, noise, num_draws, device)
-        code = torch.zeros(num_draws, dtype=torch.long)
+        code = torch.zeros(num_draws, dtype=torch.long, device="cpu")
         prefixes = [code] + [code := code * worlds.vocab_size + t for t in draft.tokens.cpu().T]
         logits = [level[world, at] for level, at in zip(worlds.logits, prefixes, strict=True)]
         values = {name: [each[world]] * num_draws for name, each in worlds.warp.items()}
@@ -60,7 +60,7 @@ def _own_draft(
     sampler: Sampler, worlds: Worlds, world: int, noise: StepNoise, rows: int, device: Any
 ) -> Draft:
     """Drafts that the sampler's own `draw_draft` draws from the draft's tables."""
-    code, drawn = torch.zeros(rows, dtype=torch.long), []
+    code, drawn = torch.zeros(rows, dtype=torch.long, device="cpu"), []
     for index, level in enumerate(worlds.draft):
         logits = level[world, code].log()[:, None].to(device)
         options = {"wants_probs": sampler.uses_draft_probs}
@@ -107,7 +107,7 @@ def _texts(
     """`[N]` numbers, in base V, of the texts that rounds over these rows of paths lead to."""
     worlds = paths.worlds
     shape = len(rows), worlds.num_draft_tokens
-    accept = torch.rand(shape, dtype=torch.float64, generator=generator)
+    accept = torch.rand(shape, dtype=torch.float64, generator=generator, device="cpu")
     extra = draws.random(len(rows), worlds.vocab_size, generator)
     verdict = paths.runner(decide, rows)(accept, extra)
     return _completed(verdict, worlds, paths.world[rows], generator)

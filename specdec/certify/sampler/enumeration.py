@@ -49,7 +49,10 @@ def bisect(is_below: Callable[[Tensor], Tensor], *shape: int, bits: int = 52) ->
         >>> bisect(lambda u: u < torch.tensor([0.25, 0.0]), 2)
         tensor([0.2500, 0.0000], dtype=torch.float64)
     """
-    low, high = torch.zeros(shape, dtype=torch.float64), torch.ones(shape, dtype=torch.float64)
+    low, high = (
+        torch.zeros(shape, dtype=torch.float64, device="cpu"),
+        torch.ones(shape, dtype=torch.float64, device="cpu"),
+    )
     is_possible = is_below(low)
     for _ in range(bits):
         middle = (low + high) / 2
@@ -62,10 +65,10 @@ def inversion_law(draw: Callable[[Tensor], Tensor], count: int, vocab: int, bits
     """`[count, V]`: the laws of tokens that a uniform draws each; `draw` makes tokens of `[count *
     (V - 1)]` uniforms.
     """
-    tokens = torch.arange(vocab - 1)
+    tokens = torch.arange(vocab - 1, device="cpu")
     shape = count, vocab - 1
     ends = bisect(lambda u: draw(u.flatten()).view(shape) <= tokens, *shape, bits=bits)
-    return pad(ends, (1, 1)).index_fill(1, torch.tensor([vocab]), 1.0).diff(dim=-1)
+    return pad(ends, (1, 1)).index_fill(1, torch.tensor([vocab], device="cpu"), 1.0).diff(dim=-1)
 
 
 def race_law(draw: Callable[[Tensor], Tensor], count: int, vocab: int, bits: int) -> Tensor:
@@ -76,9 +79,9 @@ def race_law(draw: Callable[[Tensor], Tensor], count: int, vocab: int, bits: int
     which a beats b is bisected. Because the least of exponentials wins in proportion to its rate,
     `P(a) = 1 / sum_b 1 / t_ab`, with `t_aa = 1`.
     """
-    one, other = torch.triu_indices(vocab, vocab, offset=1)
-    each = torch.arange(len(one))
-    script = torch.full((count, len(one), vocab), _LATE, dtype=torch.float64)
+    one, other = torch.triu_indices(vocab, vocab, offset=1, device="cpu")
+    each = torch.arange(len(one), device="cpu")
+    script = torch.full((count, len(one), vocab), _LATE, dtype=torch.float64, device="cpu")
 
     def is_won(u: Tensor) -> Tensor:
         script[:, each, one] = (_EARLY * u).clamp(min=2.0**-100)  # 0 has no reciprocal
@@ -86,7 +89,7 @@ def race_law(draw: Callable[[Tensor], Tensor], count: int, vocab: int, bits: int
         return draw(script.flatten(0, 1)).view(count, -1) == one
 
     flip = bisect(is_won, count, len(one), bits=bits)  # E_a / E_b is u / (1 - u)
-    inverse = torch.ones(count, vocab, vocab, dtype=torch.float64)
+    inverse = torch.ones(count, vocab, vocab, dtype=torch.float64, device="cpu")
     inverse[:, one, other] = (1 - flip) / flip
     inverse[:, other, one] = flip / (1 - flip)
     return 1 / inverse.sum(dim=-1)
@@ -104,7 +107,7 @@ class ExtraDraws:
     def idle(self, count: int, vocab: int) -> Tensor:
         """Draws of `count` tokens that nobody looks at."""
         shape = (count, vocab) if self.races else (count,)
-        return torch.full(shape, float(self.races), dtype=torch.float64)
+        return torch.full(shape, float(self.races), dtype=torch.float64, device="cpu")
 
     def random(self, count: int, vocab: int, generator: torch.Generator) -> Tensor:
         """Exponentials `[count, V]`, or uniforms `[count]`."""
@@ -154,7 +157,7 @@ class Flips:
     @property
     def mean_accepted(self) -> Tensor:
         """`[W]`, of the number of accepted tokens in each world."""
-        mean = torch.zeros(len(self.paths.worlds), dtype=torch.float64)
+        mean = torch.zeros(len(self.paths.worlds), dtype=torch.float64, device="cpu")
         return mean.index_add(0, self.paths.world[self.row], self.weight * self.num_accepted)
 
     def above_zero(self) -> "Flips":
@@ -168,12 +171,16 @@ class Flips:
         """`[W, V**(K + 1)]`: the law of what is emitted, completed with that of the target."""
         paths, target, vocab = self.paths, self.paths.worlds.target, self.extra.shape[-1]
         weight = self.weight[:, None]
-        whole = torch.zeros(len(paths.worlds), vocab ** len(target), dtype=torch.float64)
+        whole = torch.zeros(
+            len(paths.worlds), vocab ** len(target), dtype=torch.float64, device="cpu"
+        )
         for length in range(len(target)):  # accepted tokens
             here = self.num_accepted == length
             row = self.row[here]
             place = paths.world[row], paths.prefix[row, self.path[here, length]]
-            law = torch.zeros(len(paths.worlds), vocab**length, vocab, dtype=torch.float64)
+            law = torch.zeros(
+                len(paths.worlds), vocab**length, vocab, dtype=torch.float64, device="cpu"
+            )
             law.index_put_(place, weight[here] * self.extra[here], accumulate=True)
             whole += continued(law.flatten(1), target[length + 1 :])
         return whole
@@ -198,7 +205,9 @@ def find_flips(
     width, vocab = worlds.num_draft_tokens, worlds.vocab_size
     accept = _find_thresholds(decide, paths, draws)
 
-    patterns = torch.arange(2**width)[:, None] >> torch.arange(width) & 1 == 1  # [2**K, K]
+    patterns = (
+        torch.arange(2**width, device="cpu")[:, None] >> torch.arange(width, device="cpu") & 1 == 1
+    )  # [2**K, K]
     chance = torch.where(patterns, accept[:, None], 1 - accept[:, None]).prod(dim=-1)
     row, pattern = (chance > 0).nonzero(as_tuple=True)
     is_below = patterns[pattern]  # [M, K]
@@ -212,12 +221,12 @@ def _find_thresholds(decide: Decide, paths: Paths, draws: ExtraDraws) -> Tensor:
     """`[R, K]`; copy i of a row moves u_i, with what is before it on its path at 0."""
     count, width = len(paths), paths.worlds.num_draft_tokens
     if width == 0:
-        return torch.zeros(count, 0, dtype=torch.float64)
-    run = paths.runner(decide, torch.arange(count).repeat_interleave(width))
-    moves = torch.eye(width, dtype=torch.float64)
-    draft, _, _ = paths.inputs(torch.zeros(1, dtype=torch.long))
+        return torch.zeros(count, 0, dtype=torch.float64, device="cpu")
+    run = paths.runner(decide, torch.arange(count, device="cpu").repeat_interleave(width))
+    moves = torch.eye(width, dtype=torch.float64, device="cpu")
+    draft, _, _ = paths.inputs(torch.zeros(1, dtype=torch.long, device="cpu"))
     behind = (~draft.ancestors[0, 1:, 1:].cpu()).double() * (1 - 2.0**-draws.bits)
-    nodes = torch.arange(1, width + 1)
+    nodes = torch.arange(1, width + 1, device="cpu")
     extra = draws.idle(count * width, paths.worlds.vocab_size)
 
     def is_accepted(u: Tensor) -> Tensor:
@@ -225,7 +234,7 @@ def _find_thresholds(decide: Decide, paths: Paths, draws: ExtraDraws) -> Tensor:
         verdict = run(accept.flatten(0, 1), extra)
         length, path = verdict.num_accepted.view(count, width, 1), verdict.path
         path = path.view(count, width, -1)
-        is_here = (path == nodes[:, None]) & (torch.arange(path.shape[2]) <= length)
+        is_here = (path == nodes[:, None]) & (torch.arange(path.shape[2], device="cpu") <= length)
         return is_here.any(dim=2)
 
     return bisect(is_accepted, count, width, bits=draws.bits)
@@ -239,13 +248,15 @@ def mispredictions(
     and the extra token of the law that was found.
     """
     paths, (count, width) = flips.paths, flips.accept.shape
-    rows = torch.arange(count).repeat_interleave(copies)
-    accept = torch.rand(len(rows), width, dtype=torch.float64, generator=generator)
+    rows = torch.arange(count, device="cpu").repeat_interleave(copies)
+    accept = torch.rand(len(rows), width, dtype=torch.float64, generator=generator, device="cpu")
     noise = flips.draws.random(len(rows), paths.worlds.vocab_size, generator)
     accept, noise = (accept * 2**52).floor() * 2.0**-52, (noise * 2**52).floor() * 2.0**-52
-    is_below, bits = accept < flips.accept[rows], 1 << torch.arange(width)
-    number = torch.full((count, 2**width), -1)
-    number[flips.row, (flips.is_below * bits).sum(dim=1)] = torch.arange(len(flips.row))
+    is_below, bits = accept < flips.accept[rows], 1 << torch.arange(width, device="cpu")
+    number = torch.full((count, 2**width), -1, device="cpu")
+    number[flips.row, (flips.is_below * bits).sum(dim=1)] = torch.arange(
+        len(flips.row), device="cpu"
+    )
     pattern = number[rows, (is_below * bits).sum(dim=1)]
     run, ends = paths.runner(decide, rows), (~is_below).double() * (1 - 2.0**-flips.draws.bits)
     found, expected = run(accept, noise), run(ends, noise)
@@ -274,4 +285,4 @@ def continued(law: Tensor, levels: list[Tensor]) -> Tensor:
 
 def joint_law(levels: list[Tensor]) -> Tensor:
     """`[W, V**n]`: the joint law of n tokens, from n levels."""
-    return continued(torch.ones(len(levels[0]), 1, dtype=torch.float64), levels)
+    return continued(torch.ones(len(levels[0]), 1, dtype=torch.float64, device="cpu"), levels)

@@ -269,7 +269,7 @@ def _losses(law: Tensor, worlds: Worlds) -> Tensor:
     """`[W, K + 1]`: for each token of a completed text the total variation between its law and the
     target's given the tokens before it, in the mean over these.
     """
-    losses, before = [], torch.ones(len(worlds), 1, dtype=torch.float64)
+    losses, before = [], torch.ones(len(worlds), 1, dtype=torch.float64, device="cpu")
     for level in worlds.target:
         here = law.view(len(worlds), level.shape[1] * worlds.vocab_size, -1).sum(dim=-1)
         losses.append((here - (before[..., None] * level).flatten(1)).abs().sum(dim=1) / 2)

@@ -23,24 +23,30 @@ def most_accepted(paths: Paths) -> Tensor:
 
     Exact to about 1e-7, the tolerance of the solver.
     """
-    worlds, depths = paths.worlds, torch.tensor(paths.depths)
+    worlds, depths = paths.worlds, torch.tensor(paths.depths, device="cpu")
     count, nodes = paths.prefix.shape
-    valid = torch.full((count,), nodes - 1) if paths.valid is None else paths.valid
-    row, node = (torch.arange(nodes) <= valid[:, None]).nonzero(as_tuple=True)  # [C]
+    valid = torch.full((count,), nodes - 1, device="cpu") if paths.valid is None else paths.valid
+    row, node = (torch.arange(nodes, device="cpu") <= valid[:, None]).nonzero(as_tuple=True)  # [C]
     world, depth, prefix = paths.world[row], depths[node], paths.prefix[row, node]
     if not depth.any():  # nothing is drafted
-        return torch.zeros(len(worlds), dtype=torch.float64)
+        return torch.zeros(len(worlds), dtype=torch.float64, device="cpu")
     entries, first, vocab = [], 0, worlds.vocab_size
     for d in range(1, int(depths.max()) + 1):  # I(uy) - I(u) p(y | u) <= 0, uy of d tokens
         texts = vocab**d
         reaches = (depth >= d).nonzero()[:, 0]
         text = prefix[reaches] // vocab ** (depth[reaches] - d)
-        entries.append((first + world[reaches] * texts + text, reaches, torch.ones(len(text))))
+        entries.append(
+            (
+                first + world[reaches] * texts + text,
+                reaches,
+                torch.ones(len(text), dtype=torch.float64, device="cpu"),
+            )
+        )
         above = (depth >= d - 1).nonzero()[:, 0]
         text = prefix[above] // vocab ** (depth[above] - d + 1)
         chance = worlds.target[d - 1][world[above], text]  # [., V]
         line = first + world[above] * texts + text * vocab
-        line = line[:, None] + torch.arange(vocab)
+        line = line[:, None] + torch.arange(vocab, device="cpu")
         entries.append((line.flatten(), above.repeat_interleave(vocab), -chance.flatten()))
         first += len(worlds) * texts
     lines, columns, values = (torch.cat(x).numpy() for x in zip(*entries, strict=True))
@@ -52,4 +58,4 @@ def most_accepted(paths: Paths) -> Tensor:
         b_eq=paths.weight.numpy(),
     )
     accepted = torch.from_numpy(found.x) * depth
-    return torch.zeros(len(worlds), dtype=torch.float64).index_add(0, world, accepted)
+    return torch.zeros(len(worlds), dtype=torch.float64, device="cpu").index_add(0, world, accepted)

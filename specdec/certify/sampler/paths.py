@@ -44,12 +44,12 @@ class Paths:
     ):
         self.worlds, self.device = worlds, device
         width, vocab, parents = worlds.num_draft_tokens, worlds.vocab_size, worlds.window_parents
-        code = torch.arange(vocab**width).repeat(len(worlds))
-        world = torch.arange(len(worlds)).repeat_interleave(vocab**width)
-        tokens = code[:, None] // vocab ** torch.arange(width).flip(0) % vocab
-        valid = torch.tensor(worlds.num_valid or [width] * len(worlds))[world]
-        is_beyond = torch.arange(width) >= valid[:, None]
-        weight = torch.ones(len(code), dtype=torch.float64)
+        code = torch.arange(vocab**width, device="cpu").repeat(len(worlds))
+        world = torch.arange(len(worlds), device="cpu").repeat_interleave(vocab**width)
+        tokens = code[:, None] // vocab ** torch.arange(width, device="cpu").flip(0) % vocab
+        valid = torch.tensor(worlds.num_valid or [width] * len(worlds), device="cpu")[world]
+        is_beyond = torch.arange(width, device="cpu") >= valid[:, None]
+        weight = torch.ones(len(code), dtype=torch.float64, device="cpu")
         depths = self.depths = depths_of(above - 1 for above in parents)
         prefixes, laws = [torch.zeros_like(code)], []
         for i, above in enumerate(parents):
@@ -112,7 +112,7 @@ class Paths:
         shape = len(rows), len(Stream), logits.shape[1]
 
         def run(accept: Tensor | None, draws: Tensor) -> Verdict:
-            uniforms, races = torch.full(shape, torch.nan, dtype=torch.float64), None
+            uniforms, races = torch.full(shape, torch.nan, dtype=torch.float64, device="cpu"), None
             if accept is not None:
                 uniforms[:, Stream.ACCEPT, :-1] = accept
             if draws.dim() == 1:

@@ -41,16 +41,16 @@ class Races:
 def find_races(decide: Decide, worlds: Worlds, *, device: torch.device | str = "cpu") -> Races:
     """Bisects every pair of tokens after every row of every window."""
     paths = Paths(worlds, device=device, with_impossible=True)
-    vocab, depths, scripts = worlds.vocab_size, torch.tensor(paths.depths), []
+    vocab, depths, scripts = worlds.vocab_size, torch.tensor(paths.depths, device="cpu"), []
     for index in range(len(depths)):  # the tokens on the path to this row of the window win
-        script = torch.ones(len(paths), len(depths), vocab, dtype=torch.float64)
+        script = torch.ones(len(paths), len(depths), vocab, dtype=torch.float64, device="cpu")
         while index > 0:
             token = paths.tokens[:, index - 1 : index].clamp(min=0)
             index = worlds.window_parents[index - 1]
             script[:, depths[index]].scatter_(1, token, _EARLY)
         scripts.append(script)
     script = torch.stack(scripts, dim=1)  # [R, N, N, V], raced for by depth
-    every = torch.arange(len(paths)).repeat_interleave(len(depths))
+    every = torch.arange(len(paths), device="cpu").repeat_interleave(len(depths))
     verdict = paths.runner(decide, every)(None, script.flatten(0, 1))
     end = depths.repeat(len(paths))[:, None]
     is_emitted = (verdict.tokens.gather(1, end) != PAD_TOKEN)[:, 0]
@@ -59,7 +59,10 @@ def find_races(decide: Decide, worlds: Worlds, *, device: torch.device | str = "
 
     row, index = is_reached.nonzero(as_tuple=True)
     pairs = vocab * (vocab - 1) // 2
-    script, at = script[row, index].repeat_interleave(pairs, 0), torch.arange(len(row) * pairs)
+    script, at = (
+        script[row, index].repeat_interleave(pairs, 0),
+        torch.arange(len(row) * pairs, device="cpu"),
+    )
     place = depths[index].repeat_interleave(pairs)
     run = paths.runner(decide, row.repeat_interleave(pairs))
 
@@ -67,7 +70,7 @@ def find_races(decide: Decide, worlds: Worlds, *, device: torch.device | str = "
         script[at, place] = exponentials
         return run(None, script).tokens[at, place]
 
-    law = torch.ones(len(paths), len(depths), vocab, dtype=torch.float64) / vocab
+    law = torch.ones(len(paths), len(depths), vocab, dtype=torch.float64, device="cpu") / vocab
     law[row, index] = race_law(draw, len(row), vocab, bits=52)
     return Races(paths, is_reached, law)
 
@@ -79,8 +82,8 @@ def wrong_winners(
     random settings of the exponentials per path.
     """
     paths = races.paths
-    rows = torch.arange(len(paths)).repeat_interleave(copies)
-    exponentials = torch.empty(races.law[rows].shape, dtype=torch.float64)
+    rows = torch.arange(len(paths), device="cpu").repeat_interleave(copies)
+    exponentials = torch.empty(races.law[rows].shape, dtype=torch.float64, device="cpu")
     exponentials.exponential_(generator=generator)
     verdict = paths.runner(decide, rows)(None, exponentials)
     at = rows[:, None], verdict.path

@@ -190,7 +190,10 @@ def random_worlds(
     weights = [random_weights((count, vocab**i, vocab), generator) for i in range(width + 1)]
     draft = [random_draft_weights(level, generator) for level in weights[:width]]
     if kind == "mixed":
-        is_sharp = [torch.rand((*d.shape[:-1], 1), generator=generator) < 0.5 for d in draft]
+        host = {"dtype": torch.float32, "device": "cpu"}
+        is_sharp = [
+            torch.rand((*d.shape[:-1], 1), generator=generator, **host) < 0.5 for d in draft
+        ]
         draft = [torch.where(s, _one_hot(d), d) for s, d in zip(is_sharp, draft, strict=True)]
     is_point_mass = kind in ("point-mass", "short point-mass")
     if is_point_mass:
@@ -198,7 +201,7 @@ def random_worlds(
     num_valid = None
     if kind in ("mixed", "short point-mass"):
         most = width if parents is None else len(parents)
-        num_valid = torch.randint(0, most + 1, (count,), generator=generator).tolist()
+        num_valid = torch.randint(0, most + 1, (count,), generator=generator, device="cpu").tolist()
     warps = [warps[world % len(warps)] for world in range(count)]
     names = {name for options in warps for name in options}
     return Worlds(
@@ -215,8 +218,8 @@ def random_worlds(
 
 def random_weights(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Integer weights 0..4, one positive in each row; zeros, ties and one-hot rows are common."""
-    weights = torch.randint(0, 5, shape, generator=generator)
-    spare = torch.randint(0, shape[-1], (*shape[:-1], 1), generator=generator)
+    weights = torch.randint(0, 5, shape, generator=generator, device="cpu")
+    spare = torch.randint(0, shape[-1], (*shape[:-1], 1), generator=generator, device="cpu")
     is_empty = (weights.sum(-1, keepdim=True) == 0).long()
     return weights.scatter_add(-1, spare, is_empty).double()
 
@@ -226,7 +229,7 @@ def random_draft_weights(target: Tensor, generator: torch.Generator) -> Tensor:
     free = random_weights(target.shape, generator)
     disjoint = (target == 0).double()
     disjoint = torch.where(disjoint.sum(-1, keepdim=True) > 0, disjoint, free)
-    kind = torch.randint(0, 5, (*target.shape[:-1], 1), generator=generator)
+    kind = torch.randint(0, 5, (*target.shape[:-1], 1), generator=generator, device="cpu")
     for number, rows in enumerate((target, disjoint, _one_hot(free))):
         free = torch.where(kind == number, rows, free)
     return free

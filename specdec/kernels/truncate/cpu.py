@@ -63,7 +63,8 @@ def top_p_cutoff(scaled: Tensor, limit: Tensor, few: int, samples: int) -> tuple
         logits `[1]` and ids `[1]` of a `Cutoff`.
     """
     if limit < 0:
-        return torch.full_like(scaled[:, 0], -torch.inf), torch.zeros(1, dtype=torch.long)
+        none = torch.zeros(1, dtype=torch.long, device="cpu")
+        return torch.full_like(scaled[:, 0], -torch.inf), none
     logit, token = _smallest_kept(scaled[0], float(limit), few, samples)
     return logit.view(1), token.view(1)
 

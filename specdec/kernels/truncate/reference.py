@@ -24,7 +24,7 @@ def warp_probs(logits: Tensor, params: WarpParams, out: Tensor | None = None) ->
     `out` if it is given.
     """
     if is_wide(logits):
-        probs = torch.empty(logits.shape, dtype=torch.float32) if out is None else out
+        probs = torch.empty_like(logits, dtype=torch.float32) if out is None else out
         for b, n, row in _rows(logits):
             row = scale(row, _of_row(params.temperature, b))
             if params.cutoff is not None:

@@ -1,0 +1,37 @@
+"""`specdec plan`: it says first how long it takes, and takes about a minute by default."""
+
+import re
+import time
+
+import pytest
+
+from specdec.cli import main
+
+ESTIMATE = re.compile(
+    r"^(\d+) ways to draft, (\d+) of 16 prompts, (\d+) tokens, (\d+) rounds: about (\d+) s "
+)
+
+
+@pytest.mark.parametrize("minutes", ["0", "0.05"])
+def test_the_estimate_comes_first_and_is_kept(small, capsys, minutes):
+    sizes = ["--num-draft-tokens", "2", "--batch-sizes", "1,2", "--rounds", "1"]
+    started_s = time.perf_counter()
+    options = ["--target", small, "--drafter", small, *sizes, "--minutes", minutes]
+    assert main(["plan", *options]) == 0
+    taken_s = time.perf_counter() - started_s
+    shown = capsys.readouterr().out
+    ways, prompts, tokens, rounds, seconds = map(int, ESTIMATE.match(shown).groups())
+    assert (ways, rounds) == (3, 1)
+    assert prompts == 2 if minutes == "0" else prompts >= 2
+    assert tokens == 8 if minutes == "0" else 8 <= tokens <= 64
+    assert "fastest with batches of 2" in shown
+    assert taken_s < 60  # as a whole set of prompts would not be on a slow machine
+    assert minutes == "0" or seconds <= 4
+
+
+def test_more_time_measures_on_more_prompts(small, capsys):
+    sizes = ["--num-draft-tokens", "1", "--batch-sizes", "1", "--rounds", "1"]
+    few = ["--max-new-tokens", "2", "--target", small, "--drafter", "lookup", *sizes]
+    assert main(["plan", *few, "--minutes", "10"]) == 0
+    _, prompts, tokens, *_ = map(int, ESTIMATE.match(capsys.readouterr().out).groups())
+    assert (prompts, tokens) == (16, 2)

@@ -1,0 +1,64 @@
+"""Probabilities before temperature and truncation: what target and drafter are sure of in greedy
+rows, where the sampler compares 0 and 1.
+"""
+
+import math
+
+import pytest
+import torch
+from drafter_table import MODEL, make
+
+from specdec import SpeculativeGenerator
+from specdec.trace import Trace
+
+PROMPTS = torch.tensor([[5, 6, 7, 8], [9, 3, 2, 11]])
+OPTIONS = [{}, {"temperature": [0.0, 0.7], "top_k": 5, "seed": [1, 2]}]
+
+
+def by_hf(prompt, step_tokens):
+    """HF's softmax of what follows a text."""
+    ids = torch.tensor([prompt + step_tokens])
+    return MODEL(ids).logits[0, -1].double().softmax(dim=-1)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["greedy", "mixed"])
+@pytest.mark.parametrize("name", ["model", "eagle3", "mtp, looped", "lookup", "p-eagle, tree"])
+def test_raw_probabilities_of_the_target_are_those_of_hf(name, options):
+    generator = SpeculativeGenerator(MODEL, make(name))
+    result = generator.generate(PROMPTS, max_new_tokens=8, trace=True, **options)
+    for record in result.trace.to_records():
+        if record["new_token"] is None:
+            continue
+        text = result.new_tokens[record["row"]].tolist()
+        before = text[: record["position"] - PROMPTS.shape[1]]
+        probs = by_hf(PROMPTS[record["row"]].tolist(), before)
+        expected = float(probs[record["new_token"]])
+        assert record["new_raw_target_prob"] == pytest.approx(expected, abs=1e-5)
+        entropy = float(-(probs * probs.log()).sum())
+        assert record["target_entropy"] == pytest.approx(entropy, abs=1e-4)
+
+
+def test_a_greedy_drafter_keeps_its_own_confidence():
+    generator = SpeculativeGenerator(MODEL, make("itself"))
+    records = generator.generate(PROMPTS, max_new_tokens=8, trace=True).trace.to_records()
+    drafted = [r for r in records if r["draft_token"] is not None]
+    assert drafted
+    for record in drafted:  # it is the target
+        assert record["draft_prob"] == 1
+        assert 0 < record["raw_draft_prob"] < 1
+        assert record["raw_draft_prob"] == pytest.approx(record["raw_target_prob"], abs=1e-5)
+    lookup = SpeculativeGenerator(MODEL, make("lookup"))
+    records = lookup.generate(PROMPTS, max_new_tokens=8, trace=True).trace.to_records()
+    assert {record["raw_draft_prob"] for record in records} == {None}
+
+
+def test_raw_probabilities_are_saved_and_shown(tmp_path):
+    generator = SpeculativeGenerator(MODEL, make("model"))
+    trace = generator.generate(PROMPTS, max_new_tokens=6, trace=True).trace
+    trace.to_jsonl(tmp_path / "trace.jsonl")
+    assert Trace.from_jsonl(tmp_path / "trace.jsonl").to_records() == trace.to_records()
+    trace.to_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    for name in ("new_raw_target_prob", "raw_draft_prob", "before temperature"):
+        assert name in page
+    assert not any(math.isnan(r["new_raw_target_prob"] or 0) for r in trace.to_records())
