@@ -122,9 +122,9 @@ def _model():
     heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 4096}
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     torch.manual_seed(0)
-    with torch.device("cuda"):
-        model = LlamaForCausalLM(LlamaConfig(vocab_size=8192, **sizes, **heads, **special))
-    yield model.to(torch.bfloat16).eval()
+    # Not under `torch.device("cuda")`, which does not reach the `torch.empty` of conftest.py.
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=8192, **sizes, **heads, **special))
+    yield model.to("cuda", torch.bfloat16).eval()
     torch.compiler.reset()
     clear()
 
@@ -167,8 +167,7 @@ def other_generator(module: nn.Module, x: Tensor) -> None:
         vocab_size=128, hidden_size=1024, intermediate_size=4096, num_hidden_layers=1,
         num_attention_heads=8, num_key_value_heads=8, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    with torch.device("cuda"):
-        target = LlamaForCausalLM(config).eval()
+    target = LlamaForCausalLM(config).cuda().eval()
     generator = SpeculativeGenerator(target, PromptLookupDrafter(3), graphs=True)
     generator.generate(ids, max_new_tokens=40, check=True)
     assert "captured in" in generator.explain()
