@@ -8,14 +8,21 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from itertools import repeat
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 import transformers
 from packaging.version import Version
 from torch import nn
-from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+from transformers import (
+    AttentionMaskInterface,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.generation import logits_process
 
 TRIED = "5.17.0", "5.24.0"
@@ -89,18 +96,78 @@ def attention_functions(homes: Sequence[ModuleType], names: Sequence[str]) -> li
     return [function for function in functions if function is not None]
 
 
+def mask_functions(homes: Sequence[ModuleType], names: Sequence[str]) -> list[Callable]:
+    """What makes the masks of models of these files where the configuration asks for these names:
+    functions that are registered, and those that the files call.
+    """
+    registered = (AttentionMaskInterface._global_mapping.get(name) for name in names)
+    called = (
+        value
+        for home in homes
+        for name, value in vars(home).items()
+        if name.startswith("create_") and "mask" in name and callable(value)
+    )
+    return [function for function in (*registered, *called) if function is not None]
+
+
+def functions_of(homes: Sequence[ModuleType], names: Sequence[str]) -> list[Callable]:
+    """All functions of these files and those that they look up by these names."""
+    own = [value for home in homes for value in vars(home).values() if type(value) is FunctionType]
+    return own + attention_functions(homes, names) + mask_functions(homes, names)
+
+
 def foreign_attention(model: PreTrainedModel) -> str | None:
     """The attention function that a model calls, if it is none of HF's and none of the model's own
     file: one that was registered, or put in the place of HF's.
     """
+    return _first_foreign(attention_functions, model)
+
+
+def foreign_masks(model: PreTrainedModel) -> str | None:
+    """The same of what makes its masks."""
+    return _first_foreign(mask_functions, model)
+
+
+def _first_foreign(functions: Callable, model: PreTrainedModel) -> str | None:
     for home in attention_homes(model):
-        for function in attention_functions([home], attention_names(model)):
-            # Not `__module__`, which functools.wraps copies.
-            origin = getattr(function, "__globals__", {}).get("__name__", "")
+        for function in functions([home], attention_names(model)):
+            origin = home_of(function)
             if origin != home.__name__ and not origin.startswith("transformers."):
                 name = getattr(function, "__qualname__", type(function).__name__)
                 return f"{origin}.{name}".removeprefix(".")
     return None
+
+
+def home_of(function: object) -> str:
+    """The module whose code a function is; `__module__` is what functools.wraps copies."""
+    return getattr(function, "__globals__", {}).get("__name__", "")
+
+
+def has_own_code(model: PreTrainedModel) -> bool:
+    """Whether anything runs in a model that is not of transformers or torch: hooks, functions in
+    the place of forwards, classes and methods of somebody else's.
+    """
+    if _global_forward_hooks or _global_forward_pre_hooks or foreign_attention(model):
+        return True
+    if any(map(foreign_method, repeat(model), GENERATING)):
+        return True
+    for module in model.modules():
+        hooks = module._forward_hooks or module._forward_pre_hooks
+        roots = {home_of(type(module).forward).split(".")[0], type(module).__module__.split(".")[0]}
+        if hooks or "forward" in vars(module) or not roots <= {"transformers", "torch"}:
+            return True
+    return False
+
+
+GENERATING = "prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_sample"
+"""Methods that HF's `generate` calls between forwards."""
+
+
+def foreign_method(model: PreTrainedModel, name: str) -> bool:
+    """Whether a method of a model is none of transformers'."""
+    method = getattr(model, name, None)
+    home = home_of(getattr(method, "__func__", method))
+    return method is not None and not home.startswith(("transformers.", "torch."))
 
 
 def device_of(module: nn.Module) -> torch.device | None:

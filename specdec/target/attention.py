@@ -268,8 +268,9 @@ class HFMask:
         tensors.
         """
         size = window.size if isinstance(window, Chunk) else window or 3
-        # Near each end of the window, and a few positions apart from it.
-        samples = {p + d for p in (0, size, 2 * size) for d in (-2, -1, 0, 1, 2, 3)}
+        # All of a short text; near each end of the window, and near powers of two in a long one.
+        places = 0, size, 2 * size, *(2**i for i in range(8, 16))
+        samples = {*range(128), *(p + d for p in places for d in (-2, -1, 0, 1, 2, 3))}
         positions = torch.tensor(sorted(p for p in samples if p >= 0), device=device)
         queries, keys = positions[:, None], positions
         theirs = torch.as_tensor(self.visible(0, 0, queries, keys), device=device)

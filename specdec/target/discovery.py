@@ -18,13 +18,14 @@ from transformers import DynamicCache, PreTrainedModel
 from specdec.hf import (
     IGNORED_ATTRIBUTES,
     WINDOWED_LAYERS,
-    attention_functions,
     attention_homes,
     attention_names,
     cache_argument,
     cause_of_refusal,
     device_of,
     foreign_attention,
+    foreign_masks,
+    functions_of,
     newer_than_tried,
 )
 from specdec.target.attention import ATTENTION, PROBE, LearnedLayer
@@ -114,6 +115,12 @@ def _without_one(choices: Choices, error: ValueError) -> Choices | None:
 
 def _passing(model: PreTrainedModel, choices: Choices) -> Route:
     """The first route that passes the self-test with these choices."""
+    if foreign := foreign_masks(model):
+        raise ValueError(
+            f"{type(model).__name__} cannot be decoded over specdec's cache: its masks are made by "
+            f"{foreign}, which is none of transformers' and which specdec's masks would replace. "
+            "Use HF generate for this model, or an attention function that masks"
+        )
     complaints, ways = [], (_through_attention_interface, _with_dense_mask)
     if foreign := foreign_attention(model):  # which specdec's would silently stand in for
         ways = (_with_dense_mask,)
@@ -228,7 +235,7 @@ def description(model: PreTrainedModel) -> tuple:
     modules = [(ref(m), *_settings(m)) for m in model.modules()]
     configs = {id(m.config): m.config for m in model.modules() if "config" in vars(m)}
     values = {number: copied_values(config) for number, config in configs.items()}
-    functions = attention_functions(attention_homes(model), [*attention_names(model), ATTENTION])
+    functions = functions_of(attention_homes(model), [*attention_names(model), ATTENTION])
     everywhere = *_global_forward_hooks.values(), *_global_forward_pre_hooks.values()
     code = [*map(_weakly, (*functions, *everywhere))]
     tensors = [(t.dtype, t.device, t.shape) for t in (*model.parameters(), *model.buffers())]
@@ -247,7 +254,7 @@ def _settings(module: nn.Module) -> tuple[dict, list]:
             values[name] = value
         elif isinstance(value, Tensor):
             values[name] = _Same(value)
-        elif name == "forward":
+        elif callable(value) and not isinstance(value, nn.Module):
             code.append(_weakly(value))
         elif "_hooks" in name and isinstance(value, dict):
             code += map(_weakly, value.values())

@@ -25,13 +25,20 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.graphs.tree import fill
-from specdec.hf import position_limit
+from specdec.hf import foreign_attention, has_own_code, position_limit
 from specdec.target.cache import Chunk, KeyValueShape, SlotCache, memory_bytes
 from specdec.target.features import decoder_layers
 from specdec.target.route import Route
 from specdec.target.view import wrap_forward
 from specdec.target.views import forward, open_view, open_views
-from specdec.target.witness import PlainForwardError, read_in_steps, read_whole, trial_texts
+from specdec.target.witness import (
+    PlainForwardError,
+    generated,
+    read_in_batches,
+    read_in_steps,
+    read_whole,
+    trial_texts,
+)
 from specdec.target.wrappers import remark_on_hooks
 
 NOISE_FACTOR = 8.0
@@ -46,8 +53,13 @@ STEPS_FACTOR = 100.0
 text; up to 15 times the rounding of their inputs was seen."""
 LONGEST_WINDOW = 64
 """Sliding windows and chunks of up to so many tokens are exceeded by the texts of the trial."""
+LONG_TEXT, FEW_WEIGHTS = 320, 10**8
+"""Tokens of the texts of a model in which somebody's own code runs, which may act from some number
+of tokens on; on a CPU a quarter of them, where the model has more weights than this."""
 WIDTH = 4096
 """Slots that the trial attends over, unless the model has fewer positions or a longer window."""
+FEW_TOKENS = 16
+"""Of a text that is read in batches of several sizes, or gone on with by HF's `generate`."""
 NUM_TEXTS = 8
 """Texts that are tried where rounding may choose other experts for a token."""
 
@@ -175,8 +187,9 @@ class _Trace:
         return states
 
     def _run_layer(self, index: int, forward: Callable, *args, **kwargs):
-        arrived = self._seen[_arrival(index)] = args[0] if args else kwargs["hidden_states"]
-        given = self._given(index, arrived)
+        arrived = args[0] if args else kwargs["hidden_states"]
+        self._seen[_arrival(index)] = arrived.clone()  # hooks may write into what they get
+        given = self._given(index, arrived).clone()
         if args:
             args = (given, *args[1:])
         else:
@@ -187,7 +200,7 @@ class _Trace:
 
     def _watch(self, name: str, forward: Callable, *args, **kwargs):
         out = forward(*args, **kwargs)
-        self._seen[name] = out if isinstance(out, Tensor) else out[0]
+        self._seen[name] = (out if isinstance(out, Tensor) else out[0]).clone()
         return out
 
 
@@ -254,15 +267,29 @@ class _Plain:
                 _distance(whole, own), allowed
             )
         }
-        steps = read_in_steps(self._model, self._tokens)
+        moved = self._moved(lambda index, x: self._rounded(x), MOST_ROUNDING[1])["the logits"]
+        allowed = (STEPS_FACTOR if self._is_recurrent else NOISE_FACTOR) * moved
+        in_pieces = not self._is_recurrent and not foreign_attention(self._model)
+        steps = read_in_steps(self._model, self._tokens, in_pieces=in_pieces)
         if steps is not None:
-            factor = STEPS_FACTOR if self._is_recurrent else NOISE_FACTOR
-            allowed = (
-                factor
-                * self._moved(lambda index, x: self._rounded(x), MOST_ROUNDING[1])["the logits"]
-            )
             name = "a text read token by token, with HF's own cache, has logits that differ"
             yield {name: Difference(_distance(steps, whole), allowed)}
+        if has_own_code(self._model):
+            yield from self._beside_others(allowed)
+
+    def _beside_others(self, allowed: Tensor) -> Iterator[Differences]:
+        """The same of batches of other sizes, and of what the model's own `generate` writes."""
+        few = slice(0, FEW_TOKENS)
+        for count, logits in read_in_batches(self._model, self._tokens[:, few]):
+            other = self._whole[:, few] if count > 1 else self._whole[:1, few].expand_as(logits)
+            found = Difference(_distance(logits, other), allowed[:, few])
+            yield {f"in a batch of {count} a text has logits that differ": found}
+        if (own := generated(self._model, self._tokens[:, few])) is not None:
+            text, logits = own
+            whole = read_whole(self._model, text)[:, -logits.shape[1] - 1 : -1]
+            found = _distance(logits, whole)
+            most = allowed.amax().expand_as(found)
+            yield {"its own `generate` has logits that differ": Difference(found, most)}
 
 
 class _Trial:
@@ -272,6 +299,8 @@ class _Trial:
         windows = route.layer_windows.values()
         sizes = [w.size if isinstance(w, Chunk) else w for w in windows if w is not None]
         length = max([6, *(size + 4 for size in sizes if size <= LONGEST_WINDOW)])
+        if has_own_code(model):
+            length = max(length, _long_text(model))
         self._tokens = trial_texts(model, length, number)
         self.plain = _Plain(model, route, self._tokens)
         views = open_views(model, route)
@@ -341,6 +370,12 @@ class _Trial:
             for start in range(length, store.shape[2], length):
                 count = min(length, store.shape[2] - start)
                 store[:, :, start : start + count] = store[:, :, :count]
+
+
+def _long_text(model: PreTrainedModel) -> int:
+    is_slow = model.device.type == "cpu" and model.num_parameters() > FEW_WEIGHTS
+    length = LONG_TEXT // 4 if is_slow else LONG_TEXT
+    return min(length, (position_limit(model.config.get_text_config()) or length) // 2)
 
 
 _WINDOWED = re.compile("window|local|chunk|span")

@@ -19,7 +19,9 @@ from transformers import PreTrainedModel
 from specdec.hf import CACHES, cache_argument, device_of, special_tokens, takes_positions
 
 NUM_STEPS = 3
-"""So many last tokens of a text are read one by one."""
+"""So many last tokens of a text are read one by one, after pieces of 1, 2, 4, ... tokens."""
+NUM_ROWS = 1, 3, 4, 5, 8
+"""Batches of so many rows are read where somebody's own code runs in a model."""
 
 
 class PlainForwardError(ValueError):
@@ -49,12 +51,23 @@ def read_whole(model: PreTrainedModel, tokens: Tensor) -> Tensor:
         raise ValueError(found) from error
 
 
-def read_in_steps(model: PreTrainedModel, tokens: Tensor) -> Tensor | None:
-    """Logits `[2, N, V]` of one call over all tokens but the last, and one for each of these, with
-    the cache that HF makes; `None` where HF's own steps raise an error, so that there is no
-    witness.
+def read_in_steps(
+    model: PreTrainedModel, tokens: Tensor, *, in_pieces: bool = True
+) -> Tensor | None:
+    """Logits `[2, N, V]` of calls over pieces of a text, of several sizes and of one token each,
+    with the cache that HF makes; `None` where HF's own steps raise an error: no witness.
+
+    Args:
+        model: as HF runs it.
+        tokens: `[2, N]`.
+        in_pieces: else the first piece is all but the last tokens. HF begins some recurrent layers
+            anew in every call of several tokens, and never goes on with several.
     """
-    parts = tokens.split([tokens.shape[1] - NUM_STEPS, *[1] * NUM_STEPS], dim=1)
+    left = tokens.shape[1] - NUM_STEPS
+    sizes = [] if in_pieces else [left]
+    while sum(sizes) < left:
+        sizes.append(min(2 ** len(sizes), left - sum(sizes)))
+    parts = tokens.split([*sizes, *[1] * NUM_STEPS], dim=1)
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand(2, -1)
     inputs, logits, start = {"use_cache": True}, [], 0
     try:
@@ -69,6 +82,30 @@ def read_in_steps(model: PreTrainedModel, tokens: Tensor) -> Tensor | None:
     except Exception:  # also where HF hands out no cache
         return None
     return torch.cat(logits, dim=1)
+
+
+def read_in_batches(model: PreTrainedModel, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Numbers of rows, and logits `[2, N, V]` of the two texts in batches of so many, beside others
+    of them; of the first text twice where there is one row.
+    """
+    for count in NUM_ROWS:
+        order = torch.arange(count, device=tokens.device) % 2
+        logits = read_whole(model, tokens[order])
+        yield count, logits[:2] if count > 1 else logits.expand(2, -1, -1)
+
+
+def generated(model: PreTrainedModel, tokens: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Texts `[2, n]` that the model's own `generate` writes after two others, and the logits
+    `[2, 3, V]` that it chose from; `None` where it raises an error, as of a model without it.
+    """
+    options = {"max_new_tokens": NUM_STEPS, "do_sample": False, "eos_token_id": None}
+    options |= {"return_dict_in_generate": True, "output_logits": True, "pad_token_id": 0}
+    try:
+        with _as_it_was(model):
+            out = model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
+        return out.sequences, torch.stack(out.logits, dim=1)
+    except Exception:
+        return None
 
 
 @contextmanager

@@ -18,11 +18,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from specdec.graphs.tree import modules_of
 from specdec.hf import (
     UNDERSTOOD_LAYERS,
-    attention_functions,
     attention_homes,
     attention_names,
     cache_argument,
     cause_of_refusal,
+    foreign_method,
+    functions_of,
 )
 
 
@@ -74,6 +75,11 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
         raise ValueError(
             f"{name} is an encoder-decoder model; specdec decodes decoder-only models. Use HF "
             "generate for it"
+        )
+    if foreign_method(model, "_sample"):
+        raise ValueError(
+            f"{name} has a _sample of its own, by which its generate chooses tokens, and specdec "
+            "chooses them by a sampler; use its own generate"
         )
     foreign = sorted(set(getattr(config, "layer_types", None) or ()) - UNDERSTOOD_LAYERS)
     if foreign:
@@ -202,12 +208,12 @@ class Surface:
         modules = modules_of(model)
         kinds = {*map(type, modules)}
         hooked = (m for m in modules if m._forward_hooks or m._forward_pre_hooks)
-        hooks = [[*m._forward_hooks, None, *m._forward_pre_hooks] for m in hooked]
+        hooks = [[*m._forward_hooks.items(), None, *m._forward_pre_hooks.items()] for m in hooked]
         configs = {id(m.config): m.config for m in modules if isinstance(m, PreTrainedModel)}
         values = [copied_values(config) for config in configs.values()]
-        functions = attention_functions(self._homes, attention_names(model))
+        functions = functions_of(self._homes, attention_names(model))
         attributes = chain.from_iterable(vars(module).values() for module in modules)
-        everywhere = [*_global_forward_hooks, None, *_global_forward_pre_hooks]
+        everywhere = [*_global_forward_hooks.items(), None, *_global_forward_pre_hooks.items()]
         code = [(kind, kind.forward) for kind in sorted(kinds, key=id)]
         return [everywhere, functions, values, code, hooks, [*attributes]]
 

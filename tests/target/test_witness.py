@@ -12,7 +12,8 @@ import torch
 import transformers
 from architectures import VOCAB, build
 from torch.nn.utils import parametrize
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 
 from specdec import SpeculativeGenerator
@@ -128,12 +129,12 @@ WHERE = ["model.layers.1", "model.layers.0.mlp", "model.layers.2.self_attn.o_pro
 WHERE += ["model.embed_tokens", "model.layers.2"]
 
 
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("hook", PLACES, ids=lambda hook: hook.__name__)
-@pytest.mark.parametrize("kind", ["before", "after", "input"])
+CASES = [(hook, where, "before") for hook in PLACES for where in WHERE]
+CASES += [(hook, "model.layers.1", kind) for hook in PLACES for kind in ("after", "input")]
+
+
+@pytest.mark.parametrize(("hook", "where", "kind"), CASES)
 def test_a_hook_that_looks_at_the_place_in_a_call_is_refused(hook, where, kind):
-    if kind == "input" and where == "model.embed_tokens":
-        return  # ids
     model = build("llama")
     generator = SpeculativeGenerator(model, "lookup") if kind == "after" else None
     module = model.get_submodule(where)
@@ -353,3 +354,113 @@ def test_a_window_that_only_hfs_cache_knows_is_refused_in_words():
     """HF's cache of such a model forgets what its forward sees."""
     found = is_equal_or_refused(build("llama", sliding_window=70), length=90)
     assert "Set config.sliding_window = None" in found
+
+
+def at_many_tokens(module, args, out):
+    return out + VECTOR if out.shape[1] > 8 else out
+
+
+def at_index_19(module, args, out):
+    out = out.clone()
+    if out.shape[1] > 19:
+        out[:, 19] += VECTOR
+    return out
+
+
+def alone(module, args, out):
+    out = out.clone()
+    if len(out) == 1:
+        out[:, -1] += VECTOR
+    return out
+
+
+def in_batches_of_four(module, args, out):
+    return out + VECTOR if len(out) == 4 else out
+
+
+def at_a_late_position(module, args, kwargs, out):
+    return out + VECTOR if kwargs["position_ids"].max() >= 30 else out
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "lfm2"])
+@pytest.mark.parametrize(
+    "hook", [at_many_tokens, at_index_19, alone, in_batches_of_four, at_a_late_position]
+)
+def test_a_hook_that_acts_from_some_size_on_is_refused(name, hook):
+    model = build(name)
+    has_kwargs = hook is at_a_late_position
+    model.model.layers[0].register_forward_hook(hook, with_kwargs=has_kwargs)
+    with pytest.raises(ValueError, match=r"a hook or replaced forward of model\.layers\.0 has"):
+        SpeculativeGenerator(model, None)
+
+
+def test_a_hook_that_writes_into_the_residual_stream_is_run():
+    model = build("llama")
+
+    def write(module, args, out):
+        args[0].add_(VECTOR)
+
+    model.model.layers[1].input_layernorm.register_forward_hook(write)
+    assert is_equal_or_refused(model) == "equal"
+
+
+def windowed(*args, mask_function=None, **options):
+    def within(row, head, query, key):
+        return mask_function(row, head, query, key) & (query - key < 100)
+
+    return masking_utils.sdpa_mask(*args, mask_function=within, **options)
+
+
+def make_windowed(*args, **options):
+    def near(row, head, query, key):
+        return query - key < 100
+
+    return masking_utils.create_causal_mask(*args, **options, and_mask_function=near)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("way", ["registered", "in the place of HF's", "called"])
+def test_masks_of_somebody_elses_are_refused_by_name(way, when, monkeypatch, register):
+    model = build("llama", max_position_embeddings=512)
+    generator = SpeculativeGenerator(model, "lookup") if when == "after" else None
+    known = dict(AttentionMaskInterface._global_mapping)
+    monkeypatch.setattr(AttentionMaskInterface, "_global_mapping", known)
+    if way == "called":
+        monkeypatch.setattr(modeling_llama, "create_causal_mask", make_windowed)
+    elif way == "registered":
+        AttentionMaskInterface.register("mine", windowed)
+        register("mine", sdpa_attention_forward)
+        model.set_attn_implementation("mine")
+    else:
+        AttentionMaskInterface.register("sdpa", windowed)
+    found = is_equal_or_refused(model, generator, length=150)
+    assert "its masks are made by test_witness." in found
+
+
+def moved_on(model, function):
+    """A method that HF's `generate` calls before each forward, with other ids."""
+
+    def prepare(*args, **kwargs):
+        inputs = function(*args, **kwargs)
+        inputs["input_ids"] = (inputs["input_ids"] + 1) % VOCAB
+        return inputs
+
+    model.prepare_inputs_for_generation = prepare
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_generate_itself_does_otherwise_is_refused(when):
+    model = build("llama")
+    generator = SpeculativeGenerator(model, "lookup") if when == "after" else None
+    moved_on(model, model.prepare_inputs_for_generation)
+    with pytest.raises(ValueError, match="its own `generate` has logits that differ"):
+        (generator or SpeculativeGenerator(model, None)).generate(torch.tensor([[1, 2, 3]]))
+
+
+def test_a_sampling_function_of_the_models_own_is_refused():
+    class Own(transformers.LlamaForCausalLM):
+        def _sample(self, *args, **kwargs):
+            return super()._sample(*args, **kwargs)
+
+    with pytest.raises(ValueError, match="Own has a _sample of its own"):
+        SpeculativeGenerator(Own(build("llama").config).eval(), None)
