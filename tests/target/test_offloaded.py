@@ -19,6 +19,7 @@ from specdec import (
     SpeculativeGenerator,
     Target,
     certify,
+    zoo,
 )
 
 CPU = torch.device("cpu")
@@ -79,3 +80,14 @@ def test_a_head_that_reads_offloaded_embeddings_is_refused_in_words():
 def test_a_model_that_was_never_loaded_is_refused_in_words(make):
     with pytest.raises(ValueError, match="is on the meta device and has no weights; load it"):
         make(build("llama").to("meta"))
+
+
+@pytest.mark.parametrize("name", ["model", "mask-token"])
+def test_drafters_of_the_zoo_go_where_an_offloaded_target_computes(name):
+    target = cpu_offload(zoo.load_target(), execution_device=CPU)
+    options = {"max_new_tokens": 6, "do_sample": True, "seed": 0}
+    found = SpeculativeGenerator(target, zoo.load_drafter(name, target)).generate(IDS, **options)
+    whole = zoo.load_target()
+    drafter = zoo.load_drafter(name, whole)
+    expected = SpeculativeGenerator(whole, drafter).generate(IDS, **options)
+    assert found.sequences.tolist() == expected.sequences.tolist()
