@@ -21,6 +21,7 @@ from specdec import (
     certify,
     zoo,
 )
+from specdec.loading import load_drafter
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
@@ -91,3 +92,11 @@ def test_drafters_of_the_zoo_go_where_an_offloaded_target_computes(name):
     drafter = zoo.load_drafter(name, whole)
     expected = SpeculativeGenerator(whole, drafter).generate(IDS, **options)
     assert found.sequences.tolist() == expected.sequences.tolist()
+
+
+def test_a_draft_model_by_its_path_goes_where_an_offloaded_target_computes(tmp_path):
+    build("llama").save_pretrained(tmp_path)
+    target = cpu_offload(build("llama"), execution_device=CPU)
+    drafter = load_drafter(str(tmp_path), target)
+    found = SpeculativeGenerator(target, drafter).generate(IDS, max_new_tokens=4)
+    assert found.sequences.shape == (2, 8)
