@@ -38,6 +38,7 @@ from specdec.drafters import (
 )
 from specdec.drafters.model import check_same_tokenizer
 from specdec.drafters.visible import draft_cache
+from specdec.hf import device_of
 from specdec.samplers import SAMPLERS, Sampler
 from specdec.show.text import one_line, printable
 from specdec.target import Target
@@ -298,7 +299,8 @@ def _load_draft_model(
     name: str, is_local: bool, options: dict[str, Any], target: Any, *, tokenizer, dtype, device
 ) -> Drafter:
     vocabulary = None if tokenizer is None else _common_vocabulary(name, tokenizer, is_local)
-    device = target.device if device is None else device
+    if device is None:  # a model that is offloaded says meta, and computes elsewhere
+        device = device_of(target) if isinstance(target, torch.nn.Module) else target.device
     model = _load_model(name, dtype=dtype, device=device, is_local=is_local)
     return ModelDrafter(model, vocabulary=vocabulary, **options)
 

@@ -261,10 +261,10 @@ class Request:
         longest = max(n + offset for n, offset in zip(prompts.lengths, offsets, strict=False))
         total, limit = longest + room, target.max_positions
         if limit is not None and total > limit:
+            shorter = f" or pass max_new_tokens <= {limit - longest}" if longest < limit else ""
             raise ValueError(
                 f"a prompt of {longest} tokens and {room} new tokens make {total}, "
-                f"but the target has {limit} positions; shorten the prompt or pass max_new_tokens "
-                f"<= {max(0, limit - longest)}"
+                f"but the target has {limit} positions; shorten the prompt{shorter}"
             )
         seeds = None
         if not Warp(rows, **options.warp).is_greedy:

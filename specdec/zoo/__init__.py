@@ -154,14 +154,17 @@ def load_drafter(
     # Imported here, so that models and prompts load without the rest of the library.
     from specdec.checkpoints.survey import family_of
     from specdec.drafters import ModelDrafter, head_drafters
+    from specdec.hf import device_of
 
     if target is not None:
         for attribute in ("dtype", "device"):  # of models, and of targets over them
             if getattr(target, attribute, None) is None:
                 raise TypeError(f"target must be an HF model, got {shown(target)}")
+        # A model that is offloaded says meta, and computes elsewhere.
+        device = device_of(target) if isinstance(target, torch.nn.Module) else target.device
     if name == "model":
         draft = _load_model(DRAFTERS[name], torch.float32 if target is None else target.dtype)
-        return ModelDrafter(draft if target is None else draft.to(target.device), **options)
+        return ModelDrafter(draft if target is None else draft.to(device), **options)
     if target is None:
         raise ValueError(f"the drafter {name!r} reads its target's hidden states; pass the target")
     folder = _folder(DRAFTERS[name], holding="model.safetensors")
@@ -169,7 +172,7 @@ def load_drafter(
     drafter = heads[family_of(folder, families=tuple(heads))].from_pretrained(
         folder, target, **options
     )
-    return drafter.to(target.device, target.dtype)
+    return drafter.to(device, target.dtype)
 
 
 def _folder(name: str, *, holding: str) -> Path:

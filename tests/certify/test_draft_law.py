@@ -1,6 +1,7 @@
 """`certify(rule)` tries the rule's own `draw_draft`, and the numbers of its own `noise_type`."""
 
 import pytest
+import torch
 
 from specdec import BlockSampler, CouplingSampler, RejectionSampler, certify
 from specdec.samplers import Noise, StepNoise, Stream, draw_by_inversion, draw_by_race
@@ -47,13 +48,28 @@ def upside_down(logits, warp, noise, index, *, wants_probs, out=None):
     return warp.draw(logits, (1 - u).clamp(max=1 - 2.0**-52))
 
 
+def own_numbers(logits, warp, noise, index, *, wants_probs, out=None):
+    """By torch's own random numbers, which nothing else uses."""
+    return warp.draw(logits, torch.rand(logits.shape[:2], dtype=torch.float64))
+
+
+def late_fault(logits, warp, noise, index, *, wants_probs, out=None):
+    """Sharper than reported, from the third token on."""
+    scale = torch.ones(logits.shape[1], 1, dtype=logits.dtype)
+    scale[max(0, 2 - index) :] = 1.1
+    tokens, _ = draw_by_inversion(logits * scale, warp, noise, index, wants_probs=False)
+    return tokens, warp(logits)
+
+
 HONEST = {
+    "own numbers": (own_numbers, "reported probabilities (by draws, 4096 pairs"),
     "inversion": (draw_by_inversion, "reported probabilities (exact"),
     "point masses": (argmax_alone, "reported as point masses"),
     "gumbel": (gumbel, "reported probabilities (by draws, 4096 pairs"),
     "upside down": (upside_down, "reported probabilities (by draws, 4096 pairs"),
 }
 DISHONEST = {
+    "late": (late_fault, "draft token 2 is"),
     "argmax": (argmax, "is reported with"),
     "one number": (first_number, "do not have the reported probabilities (p-value"),
     "the judge's": (accepting_number, "depend on the numbers (Stream.ACCEPT or RESAMPLE)"),

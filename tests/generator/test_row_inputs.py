@@ -113,7 +113,7 @@ REFUSED = [
     ({"position_offset": [0, -1, 0, 0]}, "integer >= 0"),
     ({"position_offset": [0.5] * 4}, "integer >= 0"),
     ({"adapter": [0] * 4}, "nobody reads row_inputs\\['adapter'\\]; known are 'position_offset'"),
-    ({"position_offset": [0, 0, 0, 10_000]}, "positions; shorten the prompt"),
+    ({"position_offset": [0, 0, 0, 10_000]}, "positions; shorten the prompt$"),
 ]
 
 

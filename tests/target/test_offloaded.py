@@ -19,7 +19,9 @@ from specdec import (
     SpeculativeGenerator,
     Target,
     certify,
+    zoo,
 )
+from specdec.loading import load_drafter
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
@@ -79,3 +81,22 @@ def test_a_head_that_reads_offloaded_embeddings_is_refused_in_words():
 def test_a_model_that_was_never_loaded_is_refused_in_words(make):
     with pytest.raises(ValueError, match="is on the meta device and has no weights; load it"):
         make(build("llama").to("meta"))
+
+
+@pytest.mark.parametrize("name", ["model", "mask-token"])
+def test_drafters_of_the_zoo_go_where_an_offloaded_target_computes(name):
+    target = cpu_offload(zoo.load_target(), execution_device=CPU)
+    options = {"max_new_tokens": 6, "do_sample": True, "seed": 0}
+    found = SpeculativeGenerator(target, zoo.load_drafter(name, target)).generate(IDS, **options)
+    whole = zoo.load_target()
+    drafter = zoo.load_drafter(name, whole)
+    expected = SpeculativeGenerator(whole, drafter).generate(IDS, **options)
+    assert found.sequences.tolist() == expected.sequences.tolist()
+
+
+def test_a_draft_model_by_its_path_goes_where_an_offloaded_target_computes(tmp_path):
+    build("llama").save_pretrained(tmp_path)
+    target = cpu_offload(build("llama"), execution_device=CPU)
+    drafter = load_drafter(str(tmp_path), target)
+    found = SpeculativeGenerator(target, drafter).generate(IDS, max_new_tokens=4)
+    assert found.sequences.shape == (2, 8)

@@ -6,9 +6,10 @@ reported with it, whatever the tokens before it were, and no number by which the
 part in it. A draft without probabilities is a point mass to the rule, whatever it was drawn from.
 
 Where a token is a step function of its own number of `Stream.PROPOSE`, its law is found exactly, by
-bisection. Else pairs of tokens are drawn, and compared with the product of what is reported.
+bisection. Else tokens are drawn, and each pair of them is compared with the product of what is
+reported.
 
-Legend: W tables of draft probabilities, R rows, n = 2 tokens, V vocabulary.
+Legend: W tables of draft probabilities, R rows, n = 4 tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -26,7 +28,7 @@ from specdec.certify.sampler.paths import Paths
 from specdec.certify.sampler.worlds import WARPS, Worlds, random_worlds
 from specdec.samplers import Sampler, ScriptedNoise, Stream, Warp
 
-_TABLES, _TOKENS = 12, 2
+_TABLES, _TOKENS = 12, 4
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class _Watched(ScriptedNoise):
 
 @dataclass(frozen=True, eq=False)
 class _Tables:
-    """A way of drawing two tokens from tables, by given numbers."""
+    """A way of drawing tokens from tables, by given numbers."""
 
     sampler: Sampler
     worlds: Worlds
@@ -108,7 +110,8 @@ class _Tables:
         streams, n + 1]` and `[R, n + 1, V]`.
         """
         first = self.worlds.draft[0][:, 0]
-        logits = torch.stack([first, first.roll(1, dims=0)], dim=1)[rows].log()
+        laws = [first.roll(index, dims=0) for index in range(_TOKENS)]
+        logits = torch.stack(laws, dim=1)[rows].log()
         given = self.worlds.warp.items()
         options = {name: [values[row] for row in rows.tolist()] for name, values in given}
         warp = Warp(len(rows), device=self.device, **options)
@@ -148,6 +151,8 @@ def _examine(
     rows = torch.arange(_TABLES, device="cpu").repeat_interleave(64)
     uniforms, races = tables.random(len(rows), generator)
     tokens, probs = tables.draw(rows, uniforms, races)
+    if (tables.draw(rows, uniforms, races)[0] != tokens).any():  # by random numbers of its own
+        return _by_draws(tables, generator, num_draws, threshold)
     other, other_races = tables.random(len(rows), generator)
     judged = uniforms.clone()
     judged[:, [Stream.ACCEPT, Stream.RESAMPLE]] = other[:, [Stream.ACCEPT, Stream.RESAMPLE]]
@@ -194,22 +199,25 @@ def _law_of_token(tables: _Tables, index: int, generator: torch.Generator) -> Te
 def _by_draws(
     tables: _Tables, generator: torch.Generator, num_draws: int, threshold: float
 ) -> DraftLaw:
-    """Pairs of tokens of every table, against the product of what is reported."""
-    vocab = tables.worlds.vocab_size
+    """Each pair of tokens of every table, against the product of what is reported."""
+    vocab, pairs = tables.worlds.vocab_size, list(combinations(range(_TOKENS), 2))
     for table in range(_TABLES):
         rows = torch.full((num_draws,), table, device="cpu")
         tokens, probs = tables.draw(rows, *tables.random(num_draws, generator))
-        one, other = probs.mean(dim=0)
-        law = (one[:, None] * other).flatten()
-        counts = Counter((tokens[:, 0] * vocab + tokens[:, 1]).tolist())
-        p_value, _ = goodness_of_fit(counts, dict(enumerate(law.tolist())))
-        if p_value < threshold:
-            return DraftLaw(
-                f"pairs of {num_draws} draft tokens do not have the reported probabilities "
-                f"(p-value {p_value:.1e}, table {table})",
-                is_honest=False,
-                size=1.0,
-            )
+        if probs is None:
+            return DraftLaw("draft tokens are reported as point masses")
+        reported = probs.mean(dim=0)
+        for one, other in pairs:
+            law = (reported[one, :, None] * reported[other]).flatten()
+            counts = Counter((tokens[:, one] * vocab + tokens[:, other]).tolist())
+            p_value, _ = goodness_of_fit(counts, dict(enumerate(law.tolist())))
+            if p_value < threshold / len(pairs):
+                return DraftLaw(
+                    f"draft tokens {one} and {other} do not have the reported probabilities "
+                    f"(p-value {p_value:.1e} of {num_draws} pairs, table {table})",
+                    is_honest=False,
+                    size=1.0,
+                )
     return DraftLaw(
         f"draft tokens have the reported probabilities (by draws, {num_draws} pairs of each of "
         f"{_TABLES} tables)"
