@@ -434,7 +434,7 @@ def test_masks_of_somebody_elses_are_refused_by_name(way, when, monkeypatch, reg
     else:
         AttentionMaskInterface.register("sdpa", windowed)
     found = is_equal_or_refused(model, generator, length=150)
-    assert "its masks are made by test_witness." in found
+    assert "its masks are made by test_how_a_text_is_cut." in found
 
 
 def moved_on(model, function):
