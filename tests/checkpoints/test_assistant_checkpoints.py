@@ -157,7 +157,8 @@ def test_targets_whose_keys_it_cannot_read_are_refused():
         assistant_of_plain(MODEL, {}, global_head_dim=16)
     with refused("reads keys of full_attention with 3 heads of 8 .. none that fit"):
         assistant_of_plain(MODEL, {}, num_attention_heads=3, num_key_value_heads=1)
-    elsewhere = copy.deepcopy(pair("E2B")[0]).to("meta")
+    elsewhere = copy.deepcopy(pair("E2B")[0])
+    elsewhere.model.layers.to("meta")  # and the embeddings are here
     with refused("the assistant is on cpu, and layer 2 of its target is on another .. load both"):
         AssistantDrafter(head, elsewhere)
 

@@ -33,7 +33,8 @@ class Uploads(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         caller, name = sys._getframe(1), getattr(func, "__name__", "")
         room = caller.f_globals.get("__name__", "")
-        is_there = name in MAKERS and (kwargs or {}).get("device") is not None
+        device = (kwargs or {}).get("device")  # of the library's own words, the host is "cpu"
+        is_there = name in MAKERS and device is not None and not isinstance(device, str)
         is_there |= name == "__setitem__" and any(isinstance(x, torch.Tensor) for x in args[1:])
         is_there |= name in ("to", "cuda")
         if is_there and room.startswith("specdec") and room not in ON_HOST.values():

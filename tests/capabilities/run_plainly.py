@@ -1,7 +1,7 @@
 """Runs a short suite as on a processor that rounds otherwise, with one thread and with two.
 
-    python tests/capabilities/run.py                          # the files of suite.txt
-    python tests/capabilities/run.py tests/graphs tests/loop  # others
+    python tests/capabilities/run_plainly.py                          # the files of suite.txt
+    python tests/capabilities/run_plainly.py tests/graphs tests/loop  # others
 
 Matrix products of MKL take the one path that all processors have, kernels of ATen and oneDNN use no
 wide instructions. A test that holds the rounding of one processor for a law fails here.
