@@ -33,6 +33,7 @@ NOT_RUN = {
     "VLLM_PYTHON=": "needs vLLM",
     "EAGLE_CHECKOUT=": "needs another program's checkout",
     "export DEEPSPEC_CHECKOUT=": "names the reader's folders",
+    "export EAGLE_CHECKOUT=": "names the reader's folders",
     "python examples/verdicts.py": "needs other projects' files: tests/examples/test_verdicts.py",
     "vllm serve": "needs vLLM: tests/foreign/test_vllm.py",
     "hf download": BY_THE_HUB,
