@@ -226,6 +226,7 @@ class SpeculativeGenerator:
             )
         if generation.owner is not self:
             raise ValueError("another generator started this generation; step it with that one")
+        self.target.check_hooks()
         return generation.run_step()
 
     def refresh(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from itertools import repeat
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -110,10 +110,22 @@ def mask_functions(homes: Sequence[ModuleType], names: Sequence[str]) -> list[Ca
     return [function for function in (*registered, *called) if function is not None]
 
 
-def functions_of(homes: Sequence[ModuleType], names: Sequence[str]) -> list[Callable]:
-    """All functions of these files and those that they look up by these names."""
-    own = [value for home in homes for value in vars(home).values() if type(value) is FunctionType]
-    return own + attention_functions(homes, names) + mask_functions(homes, names)
+def code_of(model: PreTrainedModel) -> list[object]:
+    """What a model's own code looks up by name while it runs: all that its classes hold, functions
+    of the files that these are written in and of `torch.nn.functional`, and the attention and mask
+    functions that its configurations ask for.
+    """
+    kinds = {kind for module in {*map(type, model.modules())} for kind in module.__mro__}
+    kinds = sorted((k for k in kinds if k.__module__.split(".")[0] not in _TORCH), key=id)
+    homes = {home for kind in kinds if (home := sys.modules.get(kind.__module__))}
+    files = *sorted(homes, key=id), torch.nn.functional
+    functions = [f for file in files for f in vars(file).values() if type(f) is FunctionType]
+    held = [value for kind in kinds for value in vars(kind).values()]
+    homes, names = attention_homes(model), attention_names(model)
+    return held + functions + attention_functions(homes, names) + mask_functions(homes, names)
+
+
+_TORCH = "torch", "builtins"
 
 
 def foreign_attention(model: PreTrainedModel) -> str | None:
@@ -143,20 +155,35 @@ def home_of(function: object) -> str:
     return getattr(function, "__globals__", {}).get("__name__", "")
 
 
+TRUSTED = {
+    *("transformers", "torch", "accelerate", "peft", "torchao", "bitsandbytes"),
+    *("huggingface_hub", "safetensors", "numpy", "packaging"),
+}
+"""Packages whose code in a model treats all tokens of a call alike, or is refused by its name; and
+those whose functions transformers' files import for other work.
+"""
+
+
 def has_own_code(model: PreTrainedModel) -> bool:
-    """Whether anything runs in a model that is not of transformers or torch: hooks, functions in
-    the place of forwards, classes and methods of somebody else's.
+    """Whether anything runs in a model that is of no package that is known: hooks, functions in the
+    place of forwards, classes, methods and functions of somebody else's.
     """
-    if _global_forward_hooks or _global_forward_pre_hooks or foreign_attention(model):
-        return True
-    if any(map(foreign_method, repeat(model), GENERATING)):
-        return True
+    running = [*_global_forward_hooks.values(), *_global_forward_pre_hooks.values()]
+    running += [*code_of(model), *(getattr(model, name, None) for name in GENERATING)]
     for module in model.modules():
-        hooks = module._forward_hooks or module._forward_pre_hooks
-        roots = {home_of(type(module).forward).split(".")[0], type(module).__module__.split(".")[0]}
-        if hooks or "forward" in vars(module) or not roots <= {"transformers", "torch"}:
-            return True
-    return False
+        running += module._forward_hooks.values()
+        running += module._forward_pre_hooks.values()
+        running.append(vars(module).get("forward"))
+    return foreign_attention(model) is not None or not all(map(_is_trusted, running))
+
+
+def _is_trusted(code: object) -> bool:
+    if isinstance(code, partial):  # accelerate's way; of HF's own functions it changes arguments
+        return home_of(code.func).startswith(("accelerate.", "peft."))
+    if isinstance(code, type) or not callable(code):
+        return True
+    home = home_of(getattr(code, "__func__", code)) or type(code).__module__
+    return home.split(".")[0] in TRUSTED | sys.stdlib_module_names
 
 
 GENERATING = "prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_sample"

@@ -254,7 +254,6 @@ class Request:
         seed: Any,
         row_inputs: Mapping[str, Tensor] | None = None,
     ) -> Request:
-        target.check_unchanged()
         rows, room = len(prompts.lengths), options.max_length - prompts.padded.shape[1]
         row_inputs = row_inputs or {}
         offsets = offsets_among(row_inputs)
@@ -266,6 +265,7 @@ class Request:
                 f"a prompt of {longest} tokens and {room} new tokens make {total}, "
                 f"but the target has {limit} positions; shorten the prompt{shorter}"
             )
+        target.check_unchanged(num_tokens=total)
         seeds = None
         if not Warp(rows, **options.warp).is_greedy:
             seeds = _read_seeds(target, seed, rows, options.num_sequences)

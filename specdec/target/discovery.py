@@ -13,20 +13,20 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
-from transformers import DynamicCache, PreTrainedModel
+from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 
 from specdec.hf import (
     IGNORED_ATTRIBUTES,
     WINDOWED_LAYERS,
-    attention_homes,
-    attention_names,
     cache_argument,
     cause_of_refusal,
+    code_of,
     device_of,
     foreign_attention,
     foreign_masks,
-    functions_of,
+    has_own_code,
     newer_than_tried,
+    position_limit,
 )
 from specdec.target.attention import ATTENTION, PROBE, LearnedLayer
 from specdec.target.cache import Chunk, KeyValueShape
@@ -38,7 +38,13 @@ from specdec.target.mixers import WatchedCache, closing_gates
 from specdec.target.route import Choices, Route
 from specdec.target.self_test import compare
 from specdec.target.views import open_view
-from specdec.target.witness import PlainForwardError, trial_texts
+from specdec.target.witness import (
+    PlainForwardError,
+    Reading,
+    is_same_reading,
+    read_little,
+    trial_texts,
+)
 from specdec.target.wrappers import (
     copied_values,
     refuse_joint_quantisation,
@@ -51,7 +57,7 @@ _KNOWN: WeakKeyDictionary[PreTrainedModel, dict[bool, tuple]] = WeakKeyDictionar
 """Of each model that was tried: (description, route), without and with `fuse`."""
 
 
-def find_route(model: PreTrainedModel, *, fuse: bool = False) -> Route:
+def find_route(model: PreTrainedModel, *, fuse: bool = False, num_tokens: int = 0) -> Route:
     """The first way of running a model that reproduces its own plain forward, with all that makes
     it faster and does not break it. The same route as before, if nothing has changed since that
     decides the result.
@@ -59,15 +65,18 @@ def find_route(model: PreTrainedModel, *, fuse: bool = False) -> Route:
     Args:
         model: an HF causal LM without wrappers.
         fuse: join products and compile pointwise work; see `Target`.
+        num_tokens: of the longest text to come. Where somebody's own code runs in the model, texts
+            of so many tokens and some more are tried.
 
     Raises:
         PlainForwardError: the model is loaded so that its plain forward leaves out a part of it.
         ValueError: none does; the message says what each of them ran into. Or quantised layers
             read tokens jointly.
     """
-    now = description(model)
+    limit, now = position_limit(model.config.get_text_config()), description(model)
+    length = length_to_try(num_tokens, limit) if has_own_code(model) else 0
     before, route = _KNOWN.get(model, {}).get(fuse, (None, None))
-    if before == now:
+    if before == now and length <= route.num_tried:
         joined = route.choices.joined
         if not joined or joined == siblings(model)[0]:
             return route
@@ -77,7 +86,7 @@ def find_route(model: PreTrainedModel, *, fuse: bool = False) -> Route:
         try:
             # Steps run in inference mode, and Dynamo would compile once more for another one.
             with torch.inference_mode(choices.fusion is not None), torch.no_grad():
-                route = _passing(model, choices)
+                route = _passing(model, choices, length)
         except ValueError as error:
             given_up = choices
             choices = _without_one(choices, error)
@@ -113,8 +122,21 @@ def _without_one(choices: Choices, error: ValueError) -> Choices | None:
     return None
 
 
-def _passing(model: PreTrainedModel, choices: Choices) -> Route:
-    """The first route that passes the self-test with these choices."""
+FEW_TOKENS = 128
+"""Of the texts that are tried first where somebody's own code runs in a model."""
+
+
+def length_to_try(num_tokens: int, limit: int | None) -> int:
+    """Tokens of the texts that are tried for texts of so many, and drafts behind them, in a model
+    in which somebody's own code runs: it may act from some number of tokens on. Lengths double, so
+    that few are tried.
+    """
+    least = max(FEW_TOKENS, num_tokens + FEW_TOKENS // 2)
+    return min(1 << (least - 1).bit_length(), limit or least * 2)
+
+
+def _passing(model: PreTrainedModel, choices: Choices, length: int) -> Route:
+    """The first route that passes the self-test with these choices, over texts of this length."""
     if foreign := foreign_masks(model):
         raise ValueError(
             f"{type(model).__name__} cannot be decoded over specdec's cache: its masks are made by "
@@ -127,7 +149,8 @@ def _passing(model: PreTrainedModel, choices: Choices) -> Route:
         complaints = [f"its attention function {foreign} is none of transformers'"]
     for learn in ways:
         try:
-            complaint, route = compare(model, replace(learn(model), choices=choices))
+            route = replace(learn(model), choices=choices, num_tried=length)
+            complaint, route = compare(model, route)
         except PlainForwardError:
             raise
         except Exception as error:  # whatever a foreign model raises means: not this route
@@ -227,19 +250,21 @@ def _windowed_layers(model: PreTrainedModel) -> dict[int, str]:
 
 def description(model: PreTrainedModel) -> tuple:
     """What decides the result of the self-test, to be compared with that of another moment: the
-    modules with their settings, hooks and forwards, the configurations, the attention functions,
-    adapters, and the data type, device and shape of every tensor. Values of weights decide nothing,
-    since rounding is measured relative to them. Modules and hooks are referred to weakly, so that a
+    modules with their settings, hooks and forwards, the configurations, functions that are looked
+    up by name, adapters, the data type, device and shape of every tensor, and what somebody's own
+    code makes of a few tokens. Values of weights decide nothing, since rounding is measured
+    relative to them. Modules and hooks are referred to weakly, so that a
     description keeps no model alive.
     """
     modules = [(ref(m), *_settings(m)) for m in model.modules()]
     configs = {id(m.config): m.config for m in model.modules() if "config" in vars(m)}
     values = {number: copied_values(config) for number, config in configs.items()}
-    functions = functions_of(attention_homes(model), [*attention_names(model), ATTENTION])
+    functions = [*code_of(model), AttentionInterface._global_mapping[ATTENTION]]
     everywhere = *_global_forward_hooks.values(), *_global_forward_pre_hooks.values()
     code = [*map(_weakly, (*functions, *everywhere))]
+    read = _Reading(read_little(model)) if has_own_code(model) else None
     tensors = [(t.dtype, t.device, t.shape) for t in (*model.parameters(), *model.buffers())]
-    return modules, values, code, structure(model)[1], tensors
+    return modules, values, code, structure(model)[1], tensors, read
 
 
 def _settings(module: nn.Module) -> tuple[dict, list]:
@@ -269,6 +294,16 @@ class _Same:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and other.tensor is self.tensor
+
+
+@dataclass(eq=False)
+class _Reading:
+    """Compares what was read up to rounding."""
+
+    read: Reading
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Reading) and is_same_reading(self.read, other.read)
 
 
 def _weakly(value: object) -> object:

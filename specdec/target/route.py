@@ -43,6 +43,8 @@ class Route:
         returns_tuples: decoder layers return their hidden states inside of a tuple.
         fault_of_trees: what the model does wrong in the window of a tree, `None` for nothing.
         choices: what is done for speed.
+        num_tried: tokens of the texts that the self-test has read where somebody's own code runs in
+            the model; 0 where none does, which may act from some number of tokens on.
     """
 
     attention: str | None = None
@@ -53,6 +55,7 @@ class Route:
     returns_tuples: bool = False
     fault_of_trees: str | None = None
     choices: Choices = Choices()
+    num_tried: int = 0
 
     @property
     def compared_modules(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.graphs.tree import fill
-from specdec.hf import foreign_attention, has_own_code, position_limit
+from specdec.hf import foreign_attention, position_limit
 from specdec.target.cache import Chunk, KeyValueShape, SlotCache, memory_bytes
 from specdec.target.features import decoder_layers
 from specdec.target.route import Route
@@ -37,6 +37,7 @@ from specdec.target.witness import (
     generated,
     read_in_batches,
     read_in_steps,
+    read_padded,
     read_whole,
     trial_texts,
 )
@@ -54,9 +55,6 @@ STEPS_FACTOR = 100.0
 text; up to 15 times the rounding of their inputs was seen."""
 LONGEST_WINDOW = 64
 """Sliding windows and chunks of up to so many tokens are exceeded by the texts of the trial."""
-LONG_TEXT, FEW_WEIGHTS = 320, 10**8
-"""Tokens of the texts of a model in which somebody's own code runs, which may act from some number
-of tokens on; on a CPU a quarter of them, where the model has more weights than this."""
 WIDTH = 4096
 """Slots that the trial attends over, unless the model has fewer positions or a longer window."""
 FEW_TOKENS = 16
@@ -220,7 +218,7 @@ class _Plain:
     """
 
     def __init__(self, model: PreTrainedModel, route: Route, tokens: Tensor):
-        self._model, self._tokens, self._is_recurrent = model, tokens, bool(route.mixers)
+        self._model, self._route, self._tokens = model, route, tokens
         self.trace = _Trace(open_view(model, Route()), route)
         self.states = self.trace.run(self._read)
         self.inputs = {n: state for n, state in self.states.items() if n.startswith(_ARRIVED)}
@@ -271,14 +269,17 @@ class _Plain:
             )
         }
         moved = self._moved(lambda name, x: self._rounded(x), MOST_ROUNDING[1])["the logits"]
-        allowed = (STEPS_FACTOR if self._is_recurrent else self._factor) * moved
-        in_pieces = not self._is_recurrent and not foreign_attention(self._model)
-        steps = read_in_steps(self._model, self._tokens, in_pieces=in_pieces)
+        allowed = (STEPS_FACTOR if self._route.mixers else self._factor) * moved
+        # HF hands a mask to attention functions of its own alone.
+        is_usual = not self._route.mixers and not foreign_attention(self._model)
+        steps = read_in_steps(self._model, self._tokens, in_pieces=is_usual)
         if steps is not None:
             name = "a text read token by token, with HF's own cache, has logits that differ"
             yield {name: Difference(_distance(steps, whole), allowed)}
-        if has_own_code(self._model):
+        if self._route.num_tried:
             yield from self._beside_others(allowed)
+            if is_usual:
+                yield from self._behind_padding(allowed)
 
     def _beside_others(self, allowed: Tensor) -> Iterator[Differences]:
         """The same of batches of other sizes, and of what the model's own `generate` writes."""
@@ -294,6 +295,15 @@ class _Plain:
             most = allowed.amax().expand_as(found)
             yield {"its own `generate` has logits that differ": Difference(found, most)}
 
+    def _behind_padding(self, allowed: Tensor) -> Iterator[Differences]:
+        few = slice(0, FEW_TOKENS)
+        padded = read_padded(self._model, self._tokens[:, few])
+        if padded is not None:
+            begun = slice(0, padded.shape[1])
+            found = _distance(padded, self._whole[1:, begun])
+            name = "behind padding a text has logits that differ"
+            yield {name: Difference(found, allowed[1:, begun])}
+
 
 class _Trial:
     """Ragged windows of two texts over a cache of garbage, beside the texts' plain forward."""
@@ -302,8 +312,8 @@ class _Trial:
         windows = route.layer_windows.values()
         sizes = [w.size if isinstance(w, Chunk) else w for w in windows if w is not None]
         length = max([6, *(size + 4 for size in sizes if size <= LONGEST_WINDOW)])
-        if has_own_code(model):
-            length = max(length, _long_text(model))
+        limit = position_limit(model.config.get_text_config()) or length
+        length = max(min(length, limit), _fitting(model, route.num_tried))
         self._tokens = trial_texts(model, length, number)
         self.plain = _Plain(model, route, self._tokens)
         views = open_views(model, route)
@@ -375,10 +385,13 @@ class _Trial:
                 store[:, :, start : start + count] = store[:, :, :count]
 
 
-def _long_text(model: PreTrainedModel) -> int:
-    is_slow = model.device.type == "cpu" and model.num_parameters() > FEW_WEIGHTS
-    length = LONG_TEXT // 4 if is_slow else LONG_TEXT
-    return min(length, (position_limit(model.config.get_text_config()) or length) // 2)
+def _fitting(model: PreTrainedModel, length: int) -> int:
+    """So many tokens of two texts, or as many as the states of all layers fit an eighth of the
+    memory for, several times over.
+    """
+    config = model.config.get_text_config()
+    size = 2 * 8 * 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize
+    return min(length, (memory_bytes(model.device) or 2**33) // (8 * size))
 
 
 _WINDOWED = re.compile("window|local|chunk|span")

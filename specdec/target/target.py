@@ -18,7 +18,7 @@ from specdec.graphs.tree import weight_addresses
 from specdec.hf import device_of, position_limit
 from specdec.target.adapters import adapter_indices
 from specdec.target.cache import Chunk, SlotCache, check_room
-from specdec.target.discovery import find_route
+from specdec.target.discovery import find_route, length_to_try
 from specdec.target.features import FeatureLayer, Queries, check_layers
 from specdec.target.route import Route
 from specdec.target.views import Views, forward, open_views
@@ -67,9 +67,12 @@ class SlotModel:
         self.layers: tuple[int, ...] | None = None
         self.refresh()
 
-    def refresh(self) -> None:
+    def refresh(self, *, num_tokens: int = 0) -> None:
         """Reads the model as it is now, self-test included: where weights were replaced, moved or
         cast, modules replaced, adapters switched or merged. Values that change in place need none.
+
+        Args:
+            num_tokens: of the longest text to come; see `find_route`.
 
         Raises:
             ValueError: the model can no longer be decoded. Nothing has been changed then.
@@ -83,7 +86,7 @@ class SlotModel:
                 f"{type(model).__name__} is on the meta device and has no weights; load it, or "
                 "offload it by accelerate, whose hooks bring the weights in"
             )
-        route = find_route(model, fuse=self._fuse)
+        route = find_route(model, fuse=self._fuse, num_tokens=num_tokens)
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
         self.max_positions = position_limit(self.config)
@@ -142,13 +145,22 @@ class SlotModel:
         return self.config.num_hidden_layers
 
     def check_unchanged(
-        self, advice: str = "call generator.refresh(), or build the generator again"
+        self,
+        advice: str = "call generator.refresh(), or build the generator again",
+        *,
+        num_tokens: int = 0,
     ) -> None:
         """Raises `ValueError`, with what to do, if the model has other modules, another vocabulary,
         data type or mode than when it was wrapped, or would run under autocast.
 
         What else was changed meanwhile is followed, and the model tried once more: hooks, forwards
-        that trainers and `torch.compile` replace, attributes, configurations, attention functions.
+        that trainers and `torch.compile` replace, attributes, configurations, functions that are
+        looked up by name. Where somebody's own code runs in the model, a few tokens are read by it,
+        and longer texts tried before longer ones come.
+
+        Args:
+            advice: what to do about a change that is refused.
+            num_tokens: of the longest text to come.
         """
         name, views = type(self.model).__name__, vars(self).get("_views")
         (modules, adapters), (old_modules, old_adapters) = structure(self.model), self._structure
@@ -171,8 +183,20 @@ class SlotModel:
             )
         refuse_training(self.model)
         refuse_adapters_by_row(modules)
-        if self._surface is None or self._surface.has_changed(self.model):
-            self.refresh()
+        tried = self.route.num_tried
+        is_long = 0 < tried < length_to_try(num_tokens, self.max_positions)
+        if self._surface is None or is_long or self._surface.has_changed(self.model):
+            self.refresh(num_tokens=max(num_tokens, tried // 2))
+
+    def check_hooks(self) -> None:
+        """Raises `ValueError` where hooks were registered or removed since the generation under way
+        was started: what it has read was computed without them.
+        """
+        if self._surface is not None and self._surface.has_other_hooks(self.model):
+            raise ValueError(
+                f"hooks of {type(self.model).__name__} were registered or removed after this "
+                "generation was started; do so before generator.start(...), or start another one"
+            )
 
     def check_trees(self) -> None:
         """Raises `ValueError` for a model that takes chains only, since its forward over a tree is

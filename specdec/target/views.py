@@ -98,15 +98,13 @@ def open_view(
     view, attention, choices = private_view(model), route.attention, route.choices
     view.row_adapters = RowAdapters()
     view.row_adapters.install(view)
-    # Multimodal models put the padding id where ids stand for images.
-    needs_padding = hasattr(model.config, "image_token_id")
     # Sub-models can own configurations of their own (a text model inside a multimodal one).
     for module in view.modules():
         module.training = False
         fields = vars(module.config) if isinstance(module, PreTrainedModel) else {}
-        if "pad_token_id" in fields and not needs_padding:
-            # With an id for padding GPT-2 searches its input for it: the host would wait.
-            fields["pad_token_id"] = None
+        if isinstance(module, PreTrainedModel):
+            # GPT-2 searches its input for padding: the host would wait.
+            module.warn_if_padding_and_no_attention_mask = _no_warning
         if fields.get("use_bidirectional_attention") == "vision":
             # Text alone is causal, and HF's mask for images knows only the tokens of one forward.
             fields["use_bidirectional_attention"] = None
@@ -128,6 +126,10 @@ def open_view(
         _leave_out(view, route, layers)
     catch_features(view, feature_layers, _features_of_window)
     return view
+
+
+def _no_warning(*args: Tensor) -> None:
+    """There is no padding in a window."""
 
 
 def _leave_out(view: PreTrainedModel, route: Route, layers: Collection[int]) -> None:

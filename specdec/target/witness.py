@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 from torch import Tensor
@@ -54,12 +54,12 @@ def read_whole(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 def read_in_steps(
     model: PreTrainedModel, tokens: Tensor, *, in_pieces: bool = True
 ) -> Tensor | None:
-    """Logits `[2, N, V]` of calls over pieces of a text, of several sizes and of one token each,
+    """Logits `[B, N, V]` of calls over pieces of a text, of several sizes and of one token each,
     with the cache that HF makes; `None` where HF's own steps raise an error: no witness.
 
     Args:
         model: as HF runs it.
-        tokens: `[2, N]`.
+        tokens: `[B, N]`.
         in_pieces: else the first piece is all but the last tokens. HF begins some recurrent layers
             anew in every call of several tokens, and never goes on with several.
     """
@@ -68,7 +68,7 @@ def read_in_steps(
     while sum(sizes) < left:
         sizes.append(min(2 ** len(sizes), left - sum(sizes)))
     parts = tokens.split([*sizes, *[1] * NUM_STEPS], dim=1)
-    positions = torch.arange(tokens.shape[1], device=tokens.device).expand(2, -1)
+    positions = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
     inputs, logits, start = {"use_cache": True}, [], 0
     try:
         with _as_it_was(model):
@@ -94,6 +94,24 @@ def read_in_batches(model: PreTrainedModel, tokens: Tensor) -> Iterator[tuple[in
         yield count, logits[:2] if count > 1 else logits.expand(2, -1, -1)
 
 
+def read_padded(model: PreTrainedModel, tokens: Tensor) -> Tensor | None:
+    """Logits `[1, N - 2, V]` of the beginning of the second text, read beside the first with two
+    tokens of padding before it; `None` where HF's own forward raises an error.
+    """
+    padded = tokens.clone()
+    padded[1, 2:] = tokens[1, :-2]
+    mask = torch.ones_like(padded)
+    mask[1, :2] = 0
+    inputs = {"input_ids": padded, "attention_mask": mask, "use_cache": False}
+    if takes_positions(model):
+        inputs["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    try:
+        with _as_it_was(model):
+            return model._call_impl(**inputs).logits[1:, 2:]
+    except Exception:
+        return None
+
+
 def generated(model: PreTrainedModel, tokens: Tensor) -> tuple[Tensor, Tensor] | None:
     """Texts `[2, n]` that the model's own `generate` writes after two others, and the logits
     `[2, 3, V]` that it chose from; `None` where it raises an error, as of a model without it.
@@ -106,6 +124,37 @@ def generated(model: PreTrainedModel, tokens: Tensor) -> tuple[Tensor, Tensor] |
         return out.sequences, torch.stack(out.logits, dim=1)
     except Exception:
         return None
+
+
+Reading = tuple[Tensor | None, Tensor | None]
+
+
+@torch.no_grad()
+def read_little(model: PreTrainedModel) -> Reading:
+    """A sample of what a model computes at this moment: logits of a few tokens, `[2, 8, V]` of two
+    texts in one call and `[1, 8, V]` of one of them in steps; `None` where HF raises an error.
+    """
+    tokens, whole = trial_texts(model, 8), None
+    with suppress(ValueError):
+        whole = read_whole(model, tokens)
+    return whole, read_in_steps(model, tokens[:1])
+
+
+def is_same_reading(one: Reading, other: Reading) -> bool:
+    """Whether two samples of a model are the same, up to rounding."""
+    for left, right in zip(one, other, strict=True):
+        if left is None or right is None or left.shape != right.shape:
+            if left is not right:
+                return False
+        elif not torch.allclose(left, right, rtol=0.0, atol=_rounding_of(left), equal_nan=True):
+            return False
+    return True
+
+
+def _rounding_of(logits: Tensor) -> float:
+    finite = logits[logits.isfinite()]
+    size = float(finite.abs().amax()) if finite.numel() else 0.0
+    return 4 * torch.finfo(logits.dtype).eps * size
 
 
 @contextmanager

@@ -13,18 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.graphs.tree import modules_of
 from specdec.hf import (
     UNDERSTOOD_LAYERS,
-    attention_homes,
-    attention_names,
     cache_argument,
     cause_of_refusal,
+    code_of,
     foreign_method,
-    functions_of,
+    has_own_code,
 )
+from specdec.target.witness import is_same_reading, read_little
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
@@ -186,36 +187,51 @@ def structure(model: nn.Module) -> tuple[list[nn.Module], list[tuple]]:
 class Surface:
     """All of a model that its views do not follow by themselves, to be compared with itself at a
     later moment, in less than a millisecond: attributes of modules and their classes, hooks,
-    configurations, and the attention functions that are registered.
+    configurations, and functions that are looked up by name.
+
+    Somebody's own code may also follow a switch that nobody can see. Where there is some, a few
+    tokens are read by HF's code, and read once more at the later moment.
 
     Args:
         model: without wrappers.
     """
 
     def __init__(self, model: PreTrainedModel):
-        self._homes = attention_homes(model)
         self._seen = self._look(model)
+        self._num_handles, self._hooks = RemovableHandle.next_id, _hooks_of(model)
+        self._read = read_little(model) if has_own_code(model) else None
 
     def has_changed(self, model: PreTrainedModel) -> bool:
-        """Whether it looks otherwise than at the last call of this, or at first."""
-        before, self._seen = self._seen, self._look(model)
+        """Whether it looks or reads otherwise than at first."""
         try:
-            return before != self._seen  # of the same objects, without looking into them
+            if self._seen != self._look(model):  # of the same objects, without looking into them
+                return True
         except (RuntimeError, ValueError):  # a tensor or an array in the place of another
             return True
+        return self._read is not None and not is_same_reading(self._read, read_little(model))
+
+    def has_other_hooks(self, model: PreTrainedModel) -> bool:
+        """Whether hooks were registered or removed; takes a microsecond for a model without hooks,
+        unless torch has registered some elsewhere since.
+        """
+        if self._num_handles == RemovableHandle.next_id:
+            return any(now != before for now, before in self._hooks)
+        self._num_handles = RemovableHandle.next_id
+        return _hooks_of(model) != self._hooks
 
     def _look(self, model: PreTrainedModel) -> list:
         modules = modules_of(model)
-        kinds = {*map(type, modules)}
-        hooked = (m for m in modules if m._forward_hooks or m._forward_pre_hooks)
-        hooks = [[*m._forward_hooks.items(), None, *m._forward_pre_hooks.items()] for m in hooked]
         configs = {id(m.config): m.config for m in modules if isinstance(m, PreTrainedModel)}
         values = [copied_values(config) for config in configs.values()]
-        functions = functions_of(self._homes, attention_names(model))
         attributes = chain.from_iterable(vars(module).values() for module in modules)
-        everywhere = [*_global_forward_hooks.items(), None, *_global_forward_pre_hooks.items()]
-        code = [(kind, kind.forward) for kind in sorted(kinds, key=id)]
-        return [everywhere, functions, values, code, hooks, [*attributes]]
+        return [_hooks_of(model), code_of(model), values, [*attributes]]
+
+
+def _hooks_of(model: PreTrainedModel) -> list[tuple[dict, dict]]:
+    """The dictionaries of hooks that are not empty, each with a copy of itself as it is now."""
+    held = ((m._forward_hooks, m._forward_pre_hooks) for m in modules_of(model))
+    everywhere = _global_forward_hooks, _global_forward_pre_hooks
+    return [(hooks, dict(hooks)) for pair in (everywhere, *held) for hooks in pair if hooks]
 
 
 def copied_values(config: object) -> object:
@@ -244,5 +260,6 @@ def remark_on_hooks(model: PreTrainedModel) -> str:
         return ""
     return (
         f"; a hook or replaced forward of {names}{everywhere} has to act alike on every position, "
-        "not on hidden[:, -1] or on calls of one token: see 'Interventions' in docs/models.md"
+        "not on hidden[:, -1] or on calls of one token, and in batches of any size, of which 1 "
+        "to 8 rows are tried: see 'Interventions' in docs/models.md"
     )

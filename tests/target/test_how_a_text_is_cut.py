@@ -6,6 +6,7 @@ windows.
 """
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -464,3 +465,187 @@ def test_a_sampling_function_of_the_models_own_is_refused():
 
     with pytest.raises(ValueError, match="Own has a _sample of its own"):
         SpeculativeGenerator(Own(build("llama").config).eval(), None)
+
+
+def has_noticed(model, generator, change, **options) -> str:
+    """What comes of a call before and one after a change of code that runs in a model."""
+    assert is_equal_or_refused(model, generator, **options) == "equal"
+    change()
+    return is_equal_or_refused(model, generator, **options)
+
+
+class Steering:
+    """A hook with a strength, at the last position or at all."""
+
+    def __init__(self, hook, strength: float = 0.0):
+        self.hook, self.strength = hook, strength
+
+    def __call__(self, module, args, out):
+        return out + self.strength * (self.hook(module, args, out) - out)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("drafter", [None, "lookup"])
+@pytest.mark.parametrize("hook", [the_last_token, calls_of_one_token, alone, every_position])
+def test_a_hook_that_is_switched_on_later_is_seen(hook, drafter, graphs):
+    model, steering = build("llama"), Steering(hook)
+    model.model.layers[1].register_forward_hook(steering)
+    generator = SpeculativeGenerator(model, drafter, graphs=graphs)
+    found = has_noticed(model, generator, lambda: vars(steering).update(strength=1.0))
+    assert found == "equal" if hook is every_position else "is cut into calls" in found
+
+
+class Scaled:
+    """Stands in the place of a forward, with a number and a dictionary beside it."""
+
+    def __init__(self, forward):
+        self.forward, self.scale, self.held = forward, 1.0, {"forward": forward, "scale": 1.0}
+
+    def __call__(self, *args, **kwargs):
+        return self.scale * self.held["scale"] * self.forward(*args, **kwargs)
+
+
+def by_an_object(mlp):
+    mlp.forward = Scaled(mlp.forward)
+    return lambda: setattr(mlp.forward, "scale", 3.0)
+
+
+def by_a_dictionary_in_an_object(mlp):
+    mlp.forward = Scaled(mlp.forward)
+    return lambda: mlp.forward.held.update(scale=3.0)
+
+
+def by_a_partial(mlp):
+    forward = mlp.forward
+    mlp.forward = partial(lambda x, held: held["scale"] * forward(x), held={"scale": 1.0})
+    return lambda: mlp.forward.keywords["held"].update(scale=3.0)
+
+
+def by_a_default(mlp):
+    held = {"forward": mlp.forward, "scale": 1.0}
+    mlp.forward = lambda x, held=held: held["scale"] * held["forward"](x)
+    return lambda: held.update(scale=3.0)
+
+
+def by_code(mlp):
+    def hook(module, args, out):
+        return out
+
+    def tripled(module, args, out):
+        return 3 * out
+
+    mlp.register_forward_hook(hook)
+    return lambda: setattr(hook, "__code__", tripled.__code__)
+
+
+def under_an_id(mlp):
+    handle = mlp.register_forward_hook(lambda module, args, out: out)
+    return lambda: mlp._forward_hooks.update({handle.id: lambda module, args, out: 3 * out})
+
+
+HELD = [by_an_object, by_a_dictionary_in_an_object, by_a_partial, by_a_default, by_code]
+HELD += [under_an_id]
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("edit", HELD, ids=lambda edit: edit.__name__)
+def test_what_is_changed_inside_of_somebodys_code_is_followed(edit, graphs):
+    model = build("llama")
+    change = edit(model.model.layers[1].mlp)
+    generator = SpeculativeGenerator(model, "lookup", graphs=graphs)
+    assert has_noticed(model, generator, change) == "equal"
+
+
+def half_of_softmax(scores, *args, **options):
+    return SOFTMAX(scores, *args, **options) / 2
+
+
+def at_the_last(module, x):
+    out = NORM(module, x).clone()
+    out[:, -1] += VECTOR
+    return out
+
+
+SOFTMAX, NORM = torch.nn.functional.softmax, modeling_llama.LlamaRMSNorm.forward
+
+
+def test_functions_that_are_looked_up_by_name_are_those_of_hf(monkeypatch):
+    model = build("llama")
+    model.set_attn_implementation("eager")
+    generator = SpeculativeGenerator(model, "lookup")
+    plain = hf_text(model, torch.arange(1, 10)[None])
+    change = partial(monkeypatch.setattr, torch.nn.functional, "softmax", half_of_softmax)
+    assert has_noticed(model, generator, change) == "equal"
+    assert hf_text(model, torch.arange(1, 10)[None]) != plain
+    assert is_equal_or_refused(model) == "equal"
+
+
+def test_a_method_of_a_class_is_seen_where_it_is_replaced(monkeypatch):
+    model = build("llama")
+    generator = SpeculativeGenerator(model, "lookup")
+    change = partial(monkeypatch.setattr, modeling_llama.LlamaRMSNorm, "forward", at_the_last)
+    assert "is cut into calls" in has_noticed(model, generator, change)
+
+
+@pytest.mark.parametrize("count", [100, 400])
+def test_a_hook_that_acts_from_many_tokens_on_is_seen_before_a_text_gets_so_long(count):
+    model = build("llama", max_position_embeddings=1024)
+
+    def from_then_on(module, args, out):
+        out = out.clone()
+        out[:, count:] += VECTOR
+        return out
+
+    model.model.layers[1].register_forward_hook(from_then_on)
+    found = is_equal_or_refused(model, length=count + 20)
+    assert "is cut into calls" in found
+
+
+def test_a_hook_that_acts_where_rows_are_padded_is_refused():
+    model, seen = build("llama"), {}
+
+    def note(module, args, kwargs):
+        mask = kwargs.get("attention_mask")
+        seen["padding"] = mask is not None and bool((mask == 0).any())
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    model.model.layers[1].register_forward_hook(
+        lambda module, args, out: out + VECTOR if seen["padding"] else out
+    )
+    assert "behind padding a text has logits that differ" in is_equal_or_refused(model)
+
+
+def test_a_forward_may_read_the_id_of_padding():
+    class Blind(modeling_llama.LlamaModel):
+        def forward(self, input_ids=None, **kwargs):
+            seen = (input_ids != self.config.pad_token_id)[..., None]
+            kwargs["inputs_embeds"] = self.embed_tokens(input_ids) * seen
+            return super().forward(**kwargs)
+
+    model = build("llama")
+    model.config.pad_token_id = 6
+    model.model.__class__ = Blind
+    assert is_equal_or_refused(model) == "equal"  # the prompt holds the id
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_hook_between_two_steps_is_refused(graphs):
+    model = build("llama")
+    generator = SpeculativeGenerator(model, "lookup", graphs=graphs)
+    generation = generator.start(torch.tensor([[5, 6, 7]]), max_new_tokens=8)
+    generator.step(generation)
+    handle = model.model.layers[1].register_forward_hook(every_position)
+    with pytest.raises(ValueError, match="registered or removed after this generation was"):
+        generator.step(generation)
+    generation = generator.start(torch.tensor([[5, 6, 7]]), max_new_tokens=8)
+    generator.step(generation)
+    handle.remove()
+    with pytest.raises(ValueError, match="registered or removed after this generation was"):
+        generator.step(generation)
+
+
+@pytest.mark.parametrize("limit", [4, 5])
+def test_a_model_of_few_positions_is_decoded(limit):
+    model = build("llama", max_position_embeddings=limit)
+    generated = SpeculativeGenerator(model, None).generate(torch.tensor([[5]]), max_new_tokens=3)
+    assert generated.sequences[0].tolist() == hf_text(model, torch.tensor([[5]]), 3)
