@@ -14,6 +14,7 @@ from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
@@ -226,7 +227,15 @@ class SpeculativeGenerator:
             )
         if generation.owner is not self:
             raise ValueError("another generator started this generation; step it with that one")
-        self.target.check_hooks()
+        target = self.target
+        may_differ = target.hooks or target.num_handles != RemovableHandle.next_id
+        if may_differ and target.has_other_hooks():
+            target.check_unchanged()
+            if generation.runner.captures:
+                raise ValueError(
+                    "hooks of the target were registered or removed after this generation was "
+                    "started, whose steps are captured without them; start another one"
+                )
         return generation.run_step()
 
     def refresh(self) -> None:

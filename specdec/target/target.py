@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_choice, check_integer
@@ -24,6 +25,7 @@ from specdec.target.route import Route
 from specdec.target.views import Views, forward, open_views
 from specdec.target.wrappers import (
     Surface,
+    hooks_of,
     refuse_adapters_by_row,
     refuse_training,
     refuse_unsupported,
@@ -53,6 +55,9 @@ class SlotModel:
         max_positions: longest sequence that the model has positions for; `None` for no limit.
         feature_layers: boundaries `0..L` or `"final"`, the hidden states that `forward` returns.
         layers: decoder layers that run, by index; `None` for all.
+        hooks: dictionaries of hooks that were not empty when the model was tried, and copies.
+        num_handles: how many hooks torch had registered in this process then: where there were none
+            in the model and this number is the same, there are none now.
 
     Raises:
         TypeError: not an HF model.
@@ -91,6 +96,7 @@ class SlotModel:
         self.vocab_size: int = self.config.vocab_size
         self.max_positions = position_limit(self.config)
         self._structure, self._surface = structure(model), Surface(model)
+        self.num_handles, self.hooks = RemovableHandle.next_id, hooks_of(model)
         self._dtype = model.dtype
         self.route: Route = route
         if vars(self).pop("_views", None):
@@ -123,11 +129,13 @@ class SlotModel:
         return tuple(self.route.choices.notes.values())
 
     def __getstate__(self) -> dict:
-        left_out = "_views", "_surface"
+        left_out = "_views", "_surface", "hooks"
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict) -> None:
-        vars(self).update(state, _surface=None)  # a copied function still calls the first model
+        vars(self).update(
+            state, _surface=None, hooks=[]
+        )  # a copied function still calls the first model
 
     @property
     def device(self) -> torch.device:
@@ -188,15 +196,10 @@ class SlotModel:
         if self._surface is None or is_long or self._surface.has_changed(self.model):
             self.refresh(num_tokens=max(num_tokens, tried // 2))
 
-    def check_hooks(self) -> None:
-        """Raises `ValueError` where hooks were registered or removed since the generation under way
-        was started: what it has read was computed without them.
-        """
-        if self._surface is not None and self._surface.has_other_hooks(self.model):
-            raise ValueError(
-                f"hooks of {type(self.model).__name__} were registered or removed after this "
-                "generation was started; do so before generator.start(...), or start another one"
-            )
+    def has_other_hooks(self) -> bool:
+        """Whether hooks were registered or removed since the model was tried."""
+        self.num_handles = RemovableHandle.next_id
+        return hooks_of(self.model) != self.hooks
 
     def check_trees(self) -> None:
         """Raises `ValueError` for a model that takes chains only, since its forward over a tree is

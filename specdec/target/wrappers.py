@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.graphs.tree import modules_of
@@ -198,7 +197,6 @@ class Surface:
 
     def __init__(self, model: PreTrainedModel):
         self._seen = self._look(model)
-        self._num_handles, self._hooks = RemovableHandle.next_id, _hooks_of(model)
         self._read = read_little(model) if has_own_code(model) else None
 
     def has_changed(self, model: PreTrainedModel) -> bool:
@@ -210,24 +208,15 @@ class Surface:
             return True
         return self._read is not None and not is_same_reading(self._read, read_little(model))
 
-    def has_other_hooks(self, model: PreTrainedModel) -> bool:
-        """Whether hooks were registered or removed; takes a microsecond for a model without hooks,
-        unless torch has registered some elsewhere since.
-        """
-        if self._num_handles == RemovableHandle.next_id:
-            return any(now != before for now, before in self._hooks)
-        self._num_handles = RemovableHandle.next_id
-        return _hooks_of(model) != self._hooks
-
     def _look(self, model: PreTrainedModel) -> list:
         modules = modules_of(model)
         configs = {id(m.config): m.config for m in modules if isinstance(m, PreTrainedModel)}
         values = [copied_values(config) for config in configs.values()]
         attributes = chain.from_iterable(vars(module).values() for module in modules)
-        return [_hooks_of(model), code_of(model), values, [*attributes]]
+        return [hooks_of(model), code_of(model), values, [*attributes]]
 
 
-def _hooks_of(model: PreTrainedModel) -> list[tuple[dict, dict]]:
+def hooks_of(model: PreTrainedModel) -> list[tuple[dict, dict]]:
     """The dictionaries of hooks that are not empty, each with a copy of itself as it is now."""
     held = ((m._forward_hooks, m._forward_pre_hooks) for m in modules_of(model))
     everywhere = _global_forward_hooks, _global_forward_pre_hooks

@@ -117,8 +117,9 @@ def counted_rows(model):
     """How many rows each forward of a model is given."""
     counts: list[int] = []
 
-    def count(model, args, kwargs):
-        counts.append(len(kwargs["input_ids"]))
+    def count(module, args, kwargs):
+        if module is not model:  # a view of it; HF's own code reads a few tokens before a call
+            counts.append(len(kwargs["input_ids"]))
 
     handle = model.register_forward_pre_hook(count, with_kwargs=True)
     if isinstance(model, PreTrainedModel):

@@ -628,20 +628,36 @@ def test_a_forward_may_read_the_id_of_padding():
     assert is_equal_or_refused(model) == "equal"  # the prompt holds the id
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-def test_a_hook_between_two_steps_is_refused(graphs):
-    model = build("llama")
-    generator = SpeculativeGenerator(model, "lookup", graphs=graphs)
-    generation = generator.start(torch.tensor([[5, 6, 7]]), max_new_tokens=8)
-    generator.step(generation)
+def test_a_hook_between_two_steps_is_run_or_refused_where_steps_are_captured():
+    model, ids = build("llama"), torch.tensor([[5, 6, 7]])
+    generator = SpeculativeGenerator(model, "lookup", graphs=True)
+    generation = generator.start(ids, max_new_tokens=8)
     handle = model.model.layers[1].register_forward_hook(every_position)
-    with pytest.raises(ValueError, match="registered or removed after this generation was"):
+    with pytest.raises(ValueError, match="captured without them; start another one"):
         generator.step(generation)
-    generation = generator.start(torch.tensor([[5, 6, 7]]), max_new_tokens=8)
+    generation = generator.start(ids, max_new_tokens=8)
     generator.step(generation)
     handle.remove()
-    with pytest.raises(ValueError, match="registered or removed after this generation was"):
+    with pytest.raises(ValueError, match="captured without them; start another one"):
         generator.step(generation)
+
+
+@pytest.mark.parametrize("hook", [every_position, the_last_token])
+def test_a_hook_between_two_eager_steps_is_held_against_hf(hook):
+    model, ids = build("llama"), torch.tensor([[5, 6, 7]])
+    generator = SpeculativeGenerator(model, None)
+    generation = generator.start(ids, max_new_tokens=8)
+    model.model.layers[1].register_forward_hook(hook)
+    if hook is the_last_token:
+        with pytest.raises(ValueError, match="is cut into calls"):
+            generator.step(generation)
+        return
+    token = int(generator.step(generation).fetch().read()[0].new_tokens[0])
+    cache = transformers.DynamicCache(config=model.config)
+    hooks, model.model.layers[1]._forward_hooks = model.model.layers[1]._forward_hooks, {}
+    model(ids[:, :2], past_key_values=cache)  # the prompt was read without the hook
+    model.model.layers[1]._forward_hooks = hooks
+    assert token == int(model(ids[:, 2:], past_key_values=cache).logits[0, -1].argmax())
 
 
 @pytest.mark.parametrize("limit", [4, 5])
