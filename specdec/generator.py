@@ -42,9 +42,9 @@ from specdec.loop.pool import RunnerPool, signature_of
 from specdec.loop.state import Parts
 from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
-from specdec.request.call import with_options
+from specdec.request.call import read_request, request_of, with_options
 from specdec.request.hook import HookOutput, check_hook
-from specdec.request.options import LastOptions, Options, with_stop_strings
+from specdec.request.options import check_config, with_stop_strings
 from specdec.request.prompts import refuse_unknown
 from specdec.results import GenerationResult
 from specdec.samplers import Sampler, draw_by_race
@@ -154,7 +154,7 @@ class SpeculativeGenerator:
             self.target = self.target.with_features(self.drafter.feature_layers)
         self.graphs, self.prefill_chunk_size = graphs, prefill_chunk_size
         self.steps_ahead, self.draft_length = steps_ahead, draft_length
-        self._lengths, self._resolve = MeasuredLengths(), LastOptions()
+        self._lengths = MeasuredLengths()
         self._runners = RunnerPool(self.target, graphs=graphs, kept_bytes=kept_bytes)
         self.last_result: GenerationResult | None = None
 
@@ -186,7 +186,7 @@ class SpeculativeGenerator:
             raise TypeError("max_new_tokens is part of tokens here; leave it out")
         ids = torch.zeros(rows, 1, dtype=torch.long, device=self.target.device)
         options = {**options, "max_new_tokens": tokens - 1}
-        request = Request.read(self.target, ids, torch.ones_like(ids), options, self._resolve)
+        request = read_request(self.target, ids, torch.ones_like(ids), options)
         choose = self._chooser(request)  # which measures the costs that it does not know
         generation = self._begin(request)
         try:
@@ -301,7 +301,7 @@ class SpeculativeGenerator:
             TypeError, ValueError: a prompt or an option that cannot be right; nothing has been
             computed then.
         """
-        request = Request.read(self.target, input_ids, attention_mask, options, self._resolve)
+        request = read_request(self.target, input_ids, attention_mask, options)
         return self._begin(request)
 
     @with_options
@@ -318,7 +318,7 @@ class SpeculativeGenerator:
         Yields:
             A record per step, in order.
         """
-        request = Request.read(self.target, input_ids, attention_mask, options, self._resolve)
+        request = read_request(self.target, input_ids, attention_mask, options)
         choose = self._chooser(request)
         generation = self._begin(request)
         return self._run(generation, OutputCollector(generation), self.step, choose)
@@ -361,11 +361,11 @@ class SpeculativeGenerator:
             for name, flag in (("trace", trace), ("check", check)):
                 if not isinstance(flag, bool):
                     raise TypeError(f"{name} must be True or False, got {shown(flag)}")
-            request = Request.read(self.target, input_ids, attention_mask, options, self._resolve)
+            request = read_request(self.target, input_ids, attention_mask, options)
             if check and (reason := self._runners.why_eager(request, is_traced=trace)):
                 raise ValueError(f"check=True has no replay to compare with: {reason}")
             if streamer is not None:
-                streamer.put(request.prompts.padded.cpu())
+                streamer.put(request.padded.cpu())
             return self._generate(request, streamer=streamer, trace=trace, check=check)
 
     def __call__(
@@ -402,13 +402,14 @@ class SpeculativeGenerator:
         with _ending(streamer):
             check_choice("output_logprobs", output_logprobs, (True, False))
             criteria = with_stop_strings(stopping_criteria, stop_strings, call.get("tokenizer"))
-            resolved = Options.from_resolved(
-                logits_processor, criteria, config, call.get("tokenizer")
-            )
-            resolved = replace(resolved, output_logprobs=output_logprobs)
+            check_config(config)
             check_hook(self.target, model, call, synced_gpus, model_kwargs)
-            mask = model_kwargs.get("attention_mask")
-            request = Request.from_hook(self.target, input_ids, mask, resolved, seed)
+            request = request_of(
+                *(self.target, input_ids, model_kwargs.get("attention_mask")),
+                *(logits_processor, criteria, config),
+                **{"tokenizer": call.get("tokenizer"), "seed": seed},
+                output_logprobs=output_logprobs,
+            )
             result = self._generate(request, streamer=streamer)
         if config.return_dict_in_generate:
             names = "sequences", "scores", "logits", "logprobs", "raw_logprobs"
@@ -445,7 +446,7 @@ class SpeculativeGenerator:
         target = self.target  # the drafter may have been changed since it was joined
         most = check_integer("num_draft_tokens", self.drafter.num_draft_tokens, 0)
         self.drafter.validate(vocab_size=target.vocab_size, device=target.device)
-        if (asked := request.options.num_draft_tokens) is not None:
+        if (asked := request.num_draft_tokens) is not None:
             advice = "the drafter's own is the largest; make it with a larger one"
             check_integer("num_draft_tokens", asked, 0, most, advice=advice)
         refuse_unknown(request.row_inputs, (target, self.drafter))
@@ -461,7 +462,7 @@ class SpeculativeGenerator:
         they are not known. Processors and criteria, host code of users, have no part in them.
         """
         most, choose = self.drafter.num_draft_tokens, self.draft_length
-        if choose is None or not most or request.options.num_draft_tokens is not None:
+        if choose is None or not most or request.num_draft_tokens is not None:
             return None
         seeds, is_coupled = request.seeds or [], self.sampler.draw_draft is draw_by_race
         if len(set(seeds)) < len(seeds) and not is_coupled:
@@ -477,12 +478,10 @@ class SpeculativeGenerator:
         signature = signature_of(parts, request, captures=reason is None)
 
         def start() -> Generation:
-            none = LogitsProcessorList(), StoppingCriteriaList()
-            options = replace(request.options, processors=none[0], criteria=none[1])
-            plain = replace(request, options=options, processors=())
+            plain = replace(request, criteria=StoppingCriteriaList(), processors=())
             return self._begin(plain, trace=reason is not None)
 
-        return self._lengths.chooser(signature, max(request.prompts.lengths), start)
+        return self._lengths.chooser(signature, max(request.lengths), start)
 
     def _run(
         self,

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from specdec.arguments import check_integer, check_number
 from specdec.evaluation.prompts import Prompt, as_prompts, template_reads
 from specdec.generator import SpeculativeGenerator
-from specdec.request.call import OUTPUTS, read_options
+from specdec.request.call import OUTPUTS, read_request
 from specdec.settings import fingerprint, plain
 
 _OWN = {
@@ -111,12 +111,13 @@ def settings_of_run(
     digest = hashlib.sha256()
     for prompt in records:
         digest.update(json.dumps([prompt.id, prompt.category, prompt.turns]).encode() + b"\n")
-    options = {**plan.sampling([], tokenizer), "max_new_tokens": plan.max_new_tokens}
+    options = {**plan.sampling([0], tokenizer), "max_new_tokens": plan.max_new_tokens}
     prompt = torch.zeros(1, 1, dtype=torch.long, device=generator.target.device)
+    sampling = read_request(generator.target, prompt, torch.ones_like(prompt), options).sampling
     return {
         **_parts(generator),
         "plan": values,
-        "sampling": dataclasses.asdict(read_options(generator.target, prompt, options).sampling),
+        "sampling": dataclasses.asdict(sampling),
         "prompts": {"count": len(records), "sha256": digest.hexdigest()},
         "tokenizer": _described(tokenizer),
     }

@@ -74,8 +74,8 @@ class Generation:
     ):
         self.owner, self.request, self.runner = owner, request, runner
         self.state = runner.state
-        self.rows = list(range(len(request.prompts.lengths)))
-        asked = request.options.num_draft_tokens
+        self.rows = list(range(len(request.lengths)))
+        asked = request.num_draft_tokens
         self._most = runner.state.signature.num_draft_tokens
         self._num_draft_tokens = self._most if asked is None else asked
         self.max_draft_tokens = self._num_draft_tokens
@@ -92,7 +92,7 @@ class Generation:
 
     def __repr__(self) -> str:
         """Waits for the device."""
-        ended, rows = int(self.has_ended.sum()), len(self.request.prompts.lengths)
+        ended, rows = int(self.has_ended.sum()), len(self.request.lengths)
         ended += rows - len(self.rows)
         return (
             f"Generation({ended} of {rows} row{'s' * (rows != 1)} ended; lengths "
@@ -146,7 +146,7 @@ class Generation:
         outcome = (run or self.runner.run)(
             self.state,
             num_draft_tokens=self._num_draft_tokens,
-            edit_logits=self._process if self.request.options.processors else None,
+            edit_logits=self._process if self.request.processors else None,
         )
         if self._is_empty is not None:
             outcome.note_empty(self._is_empty)
@@ -168,12 +168,12 @@ class Generation:
 
     def scores_of(self, outcome: Outcome) -> Scores:
         """Copies of the logits of the last step that the call wants to keep."""
-        options, scores = self.request.options, {}
-        if options.output_scores:
+        request, scores = self.request, {}
+        if request.output_scores:
             own = keep_rows(self.state.warp, list(range(len(self.rows))))  # they come first
             scores["scores"] = own.scores(outcome.logits)
-        if options.output_logits:
-            logits = self._unprocessed if options.processors else outcome.logits
+        if request.output_logits:
+            logits = self._unprocessed if request.processors else outcome.logits
             scores["logits"] = logits.float().clone()
         return scores
 
@@ -208,7 +208,7 @@ class Generation:
         logits processors all rows stay: those may go by row numbers of the batch. Where steps are
         captured all rows stay too: those steps have one shape.
         """
-        if self.request.options.processors or self.runner.captures:
+        if self.request.processors or self.runner.captures:
             return
         rows = rows_to_keep([left > 0 for left in self.state.buffer.remaining.tolist()])
         if 0 < len(rows) < len(self.rows):
@@ -240,7 +240,7 @@ class OutputCollector:
         self._generation, self._streamer = generation, streamer
         self._request = generation.request
         self._room = self._request.max_new_tokens
-        self._lengths = list(self._request.prompts.lengths)
+        self._lengths = list(self._request.lengths)
         rows = len(self._lengths)
         self.new_tokens: list[list[int]] = [[] for _ in range(rows)]
         self.finish_reasons: list[str | None] = [None if self._room > 0 else "length"] * rows
@@ -307,7 +307,7 @@ class OutputCollector:
                 own = table[numbers.index(number), places]
                 self._scores.setdefault((name, number), []).append(own)
         for rows in self._groups:
-            if self._request.options.criteria:
+            if self._request.criteria:
                 self._ask_criteria(rows)
             for row in self._faults.keys() & rows:  # unless a criterion has ended it before
                 is_next = len(self.new_tokens[row]) == self._num_ready(rows)
@@ -322,7 +322,7 @@ class OutputCollector:
     ) -> GenerationResult:
         """The finished generation, with its trace where there is one, and the seconds it took."""
         lengths = [len(new) for new in self.new_tokens]
-        pad, prompts = self._request.options.pad, self._request.prompts.padded
+        pad, prompts = self._request.pad, self._request.padded
         padded = [new + [pad] * (max(lengths) - len(new)) for new in self.new_tokens]
         new_tokens = torch.tensor(padded, dtype=torch.long, device=prompts.device)
         k, depth = self._generation.max_draft_tokens, self._generation.state.signature.tree_depth
@@ -339,9 +339,9 @@ class OutputCollector:
             logits=self._columns("logits"),
             logprobs=self._per_token("logprobs"),
             raw_logprobs=self._per_token("raw_logprobs"),
-            tokenizer=self._request.options.tokenizer,
-            prompts=self._request.prompts.rows,
-            sampling=self._request.options.sampling,
+            tokenizer=self._request.tokenizer,
+            prompts=self._request.prompts,
+            sampling=self._request.sampling,
             row_inputs=self._request.row_inputs,
         )
 
@@ -358,11 +358,11 @@ class OutputCollector:
         """`[B, M]` float32 of the steps' new tokens, 0 after a row's end; `None` where nobody asked
         for them.
         """
-        if not self._request.options.output_logprobs:
+        if not self._request.output_logprobs:
             return None
         rows = [[value for step in row for value in getattr(step, name)] for row in self.steps]
         columns = [torch.tensor(row, dtype=torch.float32, device="cpu") for row in rows]
-        return pad_sequence(columns, batch_first=True).to(self._request.prompts.padded.device)
+        return pad_sequence(columns, batch_first=True).to(self._request.padded.device)
 
     def _describe(self, number: int, row: RowOutcome) -> str:
         """What is wrong with a step of a row, whose sound tokens have been collected."""
@@ -377,14 +377,14 @@ class OutputCollector:
         """Shows criteria every column that all rows of a group have reached, each column once,
         since criteria may keep state, and cuts rows where they are met.
         """
-        prompts, device = self._request.shown_prompts, self._request.prompts.padded.device
+        prompts, device = self._request.shown_prompts, self._request.padded.device
         ids = self._shown.get(rows)
         if ids is None:
             ids = torch.tensor([prompts[row] for row in rows], device=device)
         while (column := ids.shape[1] - len(prompts[rows[0]])) < self._num_ready(rows):
             new = torch.tensor(self._column(rows, column), device=device)
             self._shown[rows] = ids = torch.cat([ids, new[:, None]], dim=1)
-            answers = _are_met(self._request.options.criteria, ids)
+            answers = _are_met(self._request.criteria, ids)
             for row, is_met in zip(rows, answers, strict=True):
                 if is_met and column < len(self.new_tokens[row]):
                     self._cut(row, column + 1)
@@ -409,7 +409,7 @@ class OutputCollector:
 
     def _column(self, rows: Iterable[int], column: int) -> list[int]:
         """The new token of each of the rows in a column, padding after a row's end."""
-        pad, texts = self._request.options.pad, [self.new_tokens[row] for row in rows]
+        pad, texts = self._request.pad, [self.new_tokens[row] for row in rows]
         return [new[column] if column < len(new) else pad for new in texts]
 
     def _stream(self) -> None:

@@ -70,8 +70,8 @@ class RunnerPool:
             return self._reason
         if is_traced:
             return "a trace takes the time of every part of a step"
-        if request.options.processors:
-            names = ", ".join(type(p).__name__ for p in request.options.processors)
+        if request.processors:
+            names = ", ".join(type(p).__name__ for p in request.processors[0][1])
             return f"logits processors are host code, which every step has to wait for: {names}"
         return None
 
@@ -97,7 +97,7 @@ class RunnerPool:
         signature = signature_of(parts, request, captures)
         of_any_options = signature._replace(warp=(), wants_probs=False, wants_logprobs=False)
         serves = parts, of_any_options, _frozen_values(parts, captures)
-        length = max(request.prompts.lengths) + request.max_new_tokens
+        length = max(request.lengths) + request.max_new_tokens
         num_slots = length + signature.num_behind
         with self._lock:
             self._collect()
@@ -184,17 +184,17 @@ def _why_never(target: Target, graphs: bool | Literal["auto"]) -> str | None:
 
 def signature_of(parts: Parts, request: Request, captures: bool) -> Signature:
     """Of a call; where steps are captured, rows are filled up to a bucket."""
-    rows, options = len(request.prompts.lengths), request.options
+    rows = len(request.lengths)
     return Signature(
         batch_size=bucket_of_rows(rows) if captures else rows,
         num_draft_tokens=parts.drafter.num_draft_tokens,
         tree_depth=parts.drafter.tree_depth,
         extra_slots=parts.drafter.extra_slots,
-        warp=Warp(rows, **options.warp).signature,
-        wants_probs=options.draft_probs and parts.sampler.uses_draft_probs,
+        warp=Warp(rows, **request.warp).signature,
+        wants_probs=request.draft_probs and parts.sampler.uses_draft_probs,
         is_captured=captures,
         row_inputs=tuple((n, x.shape[1:], x.dtype) for n, x in request.row_inputs.items()),
-        wants_logprobs=options.output_logprobs,
+        wants_logprobs=request.output_logprobs,
     )
 
 

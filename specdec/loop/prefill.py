@@ -100,7 +100,7 @@ def prefill(
             are the first.
     """
     start = 0
-    length, rows = max(request.prompts.lengths) - 1, state.signature.batch_size
+    length, rows = max(request.lengths) - 1, state.signature.batch_size
     for size in chunks(length, chunk_size, captured, rows):
         state.chunk_start.fill_(start)
         most, is_fixed = state.cache.num_slots, start > 0 and size in captured

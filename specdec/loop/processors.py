@@ -24,7 +24,7 @@ def process_step(request: Request, buffer: TokenBuffer, draft: Draft, logits: Te
     that of the generation before the step is committed.
     """
     ends = (buffer.anchor_position + 1).tolist()
-    table, lengths = buffer.tokens.tolist(), request.prompts.lengths
+    table, lengths = buffer.tokens.tolist(), request.lengths
     rows = zip(request.shown_prompts, table, lengths, ends, strict=True)
     prefixes = [prompt + tokens[start:end] for prompt, tokens, start, end in rows]
     shape = replace(draft, probs=None)  # no processor needs them
@@ -32,7 +32,7 @@ def process_step(request: Request, buffer: TokenBuffer, draft: Draft, logits: Te
         process_window(
             *(processors, logits[rows], prefixes[rows]),
             map_tensors(lambda table, rows=rows: table[rows], shape),
-            pad=request.options.pad,
+            pad=request.pad,
         )
         for rows, processors in request.processors
     ]

@@ -77,8 +77,7 @@ class StepRunner:
         """Writes a call into the storage. A warp of other options is another set of tensors."""
         if signature not in self._warps:
             rows, device = signature.batch_size, self.state.device
-            options = request.filled_to(rows).options
-            self._warps[signature] = Warp(rows, device=device, **options.warp)
+            self._warps[signature] = Warp(rows, device=device, **request.filled_to(rows).warp)
         self.state = self.state.with_options(signature, self._warps[signature])
         self.state.load(request)
 

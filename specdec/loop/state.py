@@ -262,7 +262,7 @@ class StepState:
             signature=signature,
             vocab_size=target.vocab_size,
             buffer=TokenBuffer(rows, num_slots, depth=depth, **sizes),
-            warp=Warp(rows, device=device, **request.options.warp),
+            warp=Warp(rows, device=device, **request.warp),
             noise=parts.sampler.noise_type([0] * rows, device=device),
             cache=target.init_cache(rows, num_slots, max_window=drafter.num_draft_tokens + 1),
             drafter_state=drafter_state,
@@ -287,18 +287,17 @@ class StepState:
         """Writes a call of the state's signature into its tensors. Where it has fewer rows than the
         state, the others are inert: they have ended, so they commit nothing.
         """
-        num_real = len(request.prompts.lengths)
+        num_real = len(request.lengths)
         request = request.filled_to(self.signature.batch_size)
-        prompts, options = request.prompts, request.options
-        rows = len(prompts.lengths)
+        rows = len(request.lengths)
         self.buffer.load(
-            prompts.tokens,
-            prompts.lengths,
+            request.tokens,
+            request.lengths,
             max_new_tokens=request.max_new_tokens,
-            eos=options.eos,
+            eos=request.eos,
         )
         self.buffer.remaining[num_real:] = 0
-        values = Warp(rows, **options.warp), type(self.noise)(request.seeds or [0] * rows)
+        values = Warp(rows, **request.warp), type(self.noise)(request.seeds or [0] * rows)
         copy_into((self.warp, self.noise, self.row_inputs), (*values, request.row_inputs))
         # A masked slot has weight 0, but a NaN that a broken model left there would still be one.
         fill((self.cache, self.drafter_state, self.features), 0)

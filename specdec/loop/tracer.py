@@ -30,7 +30,7 @@ class StepTracer:
 
     def __init__(self, generation: Generation):
         self._generation = generation
-        rows = len(generation.request.prompts.lengths)
+        rows = len(generation.request.lengths)
         self._steps = [[] for _ in range(rows)]
         self._numbers: list[list[StepNumbers]] = [[] for _ in range(rows)]
         self._is_cuda = generation.tokens.is_cuda
@@ -88,11 +88,11 @@ class StepTracer:
             "device": str(target.device),
             "dtype": str(target.dtype).removeprefix("torch."),
             "seeds": request.seeds,
-            "sampling": asdict(request.options.sampling),
+            "sampling": asdict(request.sampling),
         }
         # A step that was issued ahead of the last token was never read: no row has a part in it.
         times = self._step_times()[: self._num_added]
-        return Trace(self._steps, self._numbers, times, request.prompts.rows, about)
+        return Trace(self._steps, self._numbers, times, request.prompts, about)
 
     def _step_times(self) -> list[StepTimes]:
         """Of all steps; waits for the device."""

@@ -1,4 +1,4 @@
-"""`Request`: inputs and options of one call, checked before anything is computed."""
+"""`Request`: prompts and options of one call, checked before anything is computed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -24,9 +25,16 @@ from specdec.arguments import check_choice, check_integer, plain_numbers, shown
 from specdec.hf import HEALING, UNSUPPORTED, WARPS
 from specdec.processes import agreed
 from specdec.request.grammar import GrammarProcessor
-from specdec.request.options import Options, resolve_options
-from specdec.request.processors import refuse_stateful
-from specdec.request.prompts import Prompts, check_ids, offsets_among, read_row_inputs
+from specdec.request.options import (
+    check_config,
+    ends_among,
+    resolve,
+    sampling_of,
+    split_warpers,
+)
+from specdec.request.processors import name_of, refuse_stateful
+from specdec.request.prompts import check_ids, offsets_among, read_batch, read_row_inputs
+from specdec.request.sampling import Sampling
 from specdec.samplers.warp import Warp
 from specdec.target import Target
 
@@ -141,146 +149,216 @@ _LEAST = {
 }
 OUTPUTS = {"output_scores", "output_logits", "output_logprobs"}
 _FLAGS = {"do_sample", "neutral", "draft_probs"} | OUTPUTS
+_OURS = {"seed", "row_inputs", "draft_probs", "num_draft_tokens", "output_logprobs"}
 _NUMBERS = {*_LEAST, *_FLAGS, *WARPS, "eos_token_id", "pad_token_id"}
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """The arguments of one call. `read` and `from_hook` check them.
+    """One call: prompts and all that was asked for, checked. `read_request` and `request_of` make
+    it.
 
     Args:
-        prompts: the batch.
-        options: HF's options, resolved.
+        padded: `[B, T]` int64 on the target's device, exactly as it was passed.
+        tokens: `[B, T']` int64 on the host, real tokens from column 0; then anything.
+        lengths: real tokens of each row.
+        max_new_tokens: that each row may get; 0 where the prompts fill the allowed length.
+        sampling: the record of what tokens are drawn from.
+        warp: arguments of `Warp`; every value a scalar or one per row.
         seeds: one per row, or `None` for a greedy generation.
-        processors: which rows see which logits processors. Natively each row has its own and sees
-            them alone, through the hook they see the batch.
+        eos: ids that end a row.
+        pad: fills a row after its end.
+        processors: which rows see which logits processors.
+        criteria: stopping criteria other than length and end of sequence, asked by the host.
+        is_alone: processors and criteria see each row alone, as natively, and not the batch, as
+            through HF's hook.
+        draft_probs: whether the sampler gets the probabilities of draft tokens.
+        num_draft_tokens: of each step; `None` for the drafter's own K.
+        output_scores, output_logits, output_logprobs: what is kept of every new token.
+        tokenizer: of the target.
         row_inputs: `[B, ...]` by name, on the host, what steps read of each row.
     """
 
-    prompts: Prompts
-    options: Options
+    padded: Tensor
+    tokens: Tensor
+    lengths: list[int]
+    max_new_tokens: int
+    sampling: Sampling
+    warp: dict[str, Any]
     seeds: list[int] | None
+    eos: tuple[int, ...] = ()
+    pad: int = 0
     processors: tuple[tuple[slice, LogitsProcessorList], ...] = ()
+    criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
+    is_alone: bool = True
+    draft_probs: bool = True
+    num_draft_tokens: int | None = None
+    output_scores: bool = False
+    output_logits: bool = False
+    output_logprobs: bool = False
+    tokenizer: PreTrainedTokenizerBase | None = None
     row_inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
-    def max_new_tokens(self) -> int:
-        """Tokens that each row may get; 0 where the prompts fill the allowed length."""
-        return self.options.max_length - self.prompts.padded.shape[1]
-
-    @property
-    def is_alone(self) -> bool:
-        """Processors and stopping criteria see each row alone, and not the batch."""
-        return self.options.processors_alone is not None
+    def prompts(self) -> list[list[int]]:
+        """The ids of each row, without padding."""
+        rows = zip(self.tokens.tolist(), self.lengths, strict=True)
+        return [row[:length] for row, length in rows]
 
     @cached_property
     def shown_prompts(self) -> list[list[int]]:
         """Each row's prompt as processors and stopping criteria see it: natively without padding,
         through the hook as HF shows it.
         """
-        return self.prompts.padded.tolist() if not self.is_alone else self.prompts.rows
+        return self.prompts if self.is_alone else self.padded.tolist()
 
     def filled_to(self, rows: int) -> Request:
-        """The call with inert rows after its own, up to so many: prompts of one token, the sampling
-        values of the last row, seed 0. Whoever loads it lets them commit nothing.
+        """The call with inert rows after its own, up to so many: prompts of the one token 0, the
+        sampling values of the last row, seed 0. Whoever loads it lets them commit nothing.
         """
-        missing = rows - len(self.prompts.lengths)
+        missing = rows - len(self.lengths)
         if missing == 0:
             return self
         warp = {
             name: [*value, *value[-1:] * missing] if isinstance(value, list) else value
-            for name, value in self.options.warp.items()
+            for name, value in self.warp.items()
         }
-        seeds = None if self.seeds is None else [*self.seeds, *[0] * missing]
         own = {
             name: torch.cat([value, value[-1:].expand(missing, *value.shape[1:])])
             for name, value in self.row_inputs.items()
         }
-        filled = {"prompts": self.prompts.filled_to(rows), "seeds": seeds, "row_inputs": own}
-        return replace(self, options=replace(self.options, warp=warp), **filled)
-
-    @classmethod
-    def read(
-        cls,
-        target: Target,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        options: dict,
-        resolve: Callable[[Target, Tensor, dict], Options] = resolve_options,
-    ) -> Request:
-        """Reads a call with `GenerateOptions`, which `resolve` resolves once they are checked."""
-        input_ids, attention_mask = _unpack(input_ids, attention_mask)
-        check_ids(input_ids)
-        resolved = read_options(target, input_ids, options, resolve)
-        prompts = Prompts.read(
-            input_ids,
-            attention_mask,
-            vocab_size=target.vocab_size,
-            device=target.device,
-            padding_id=resolved.padding_id,
+        return replace(
+            self,
+            padded=pad(self.padded, (0, 0, 0, missing)),
+            tokens=pad(self.tokens, (0, 0, 0, missing)),
+            lengths=[*self.lengths, *[1] * missing],
+            warp=warp,
+            seeds=None if self.seeds is None else [*self.seeds, *[0] * missing],
+            row_inputs=own,
         )
-        if resolved.num_sequences > 1:
-            prompts = prompts.repeated(resolved.num_sequences)
-        own = options.get("row_inputs")
-        # A drafter may declare an input of this name, of numbers, for a target without adapters.
-        adapters = own.get("adapter") if isinstance(own, Mapping) else None
-        if adapters is not None and ("adapter" in target.row_inputs or _are_names(adapters)):
-            own = {**own, "adapter": target.adapter_indices(adapters)}
-        own = read_row_inputs(own, len(prompts.lengths), resolved.num_sequences)
-        return cls._checked(target, prompts, resolved, options.get("seed"), own)
-
-    @classmethod
-    def from_hook(
-        cls,
-        target: Target,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        options: Options,
-        seed: int | Sequence[int] | None,
-    ) -> Request:
-        """Reads a call that HF has resolved already. What it passes on without a mask has no
-        padding: it has looked for the padding id itself, and drops masks of ones.
-        """
-        vocab_size, device = target.vocab_size, target.device
-        prompts = Prompts.read(input_ids, attention_mask, vocab_size=vocab_size, device=device)
-        return cls._checked(target, prompts, options, seed)
-
-    @classmethod
-    def _checked(
-        cls,
-        target: Target,
-        prompts: Prompts,
-        options: Options,
-        seed: Any,
-        row_inputs: Mapping[str, Tensor] | None = None,
-    ) -> Request:
-        rows, room = len(prompts.lengths), options.max_length - prompts.padded.shape[1]
-        row_inputs = row_inputs or {}
-        offsets = offsets_among(row_inputs)
-        longest = max(n + offset for n, offset in zip(prompts.lengths, offsets, strict=False))
-        total, limit = longest + room, target.max_positions
-        if limit is not None and total > limit:
-            shorter = f" or pass max_new_tokens <= {limit - longest}" if longest < limit else ""
-            raise ValueError(
-                f"a prompt of {longest} tokens and {room} new tokens make {total}, "
-                f"but the target has {limit} positions; shorten the prompt{shorter}"
-            )
-        target.check_unchanged(num_tokens=total)
-        seeds = None
-        if not Warp(rows, **options.warp).is_greedy:
-            seeds = _read_seeds(target, seed, rows, options.num_sequences)
-        return cls(prompts, options, seeds, _start_processors(prompts, options), row_inputs)
 
 
-def read_options(
+def read_request(
+    target: Target, input_ids: Tensor, attention_mask: Tensor | None, options: dict[str, Any]
+) -> Request:
+    """A call with `GenerateOptions`, resolved by HF once they are checked for what HF would ignore
+    or take for something else.
+    """
+    input_ids, attention_mask = _unpack(input_ids, attention_mask)
+    check_ids(input_ids)
+    given = _checked(target, options)
+    own = {name: given.pop(name) for name in _OURS & given.keys()}
+    *asked, of_rows, alone = resolve(target, input_ids, given)
+    passed = [name_of(processor) for processor in given.get("logits_processor", ())]
+    return request_of(
+        *(target, input_ids, attention_mask, *asked),
+        **{"tokenizer": given.get("tokenizer"), "of_rows": of_rows, "alone": alone},
+        **{"passed": passed, **own},
+    )
+
+
+def request_of(
     target: Target,
     input_ids: Tensor,
-    options: dict,
-    resolve: Callable[[Target, Tensor, dict], Options] = resolve_options,
-) -> Options:
-    """Resolves some of `GenerateOptions`, checked for what HF would ignore or take for something
-    else. Seed and row inputs are left out, and so is what is `None`.
+    attention_mask: Tensor | None,
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    of_rows: dict[str, Any] | None = None,
+    alone: Callable[[Tensor], LogitsProcessorList] | None = None,
+    passed: Sequence[str] = (),
+    seed: int | Sequence[int] | None = None,
+    row_inputs: Mapping[str, Any] | None = None,
+    **own: Any,
+) -> Request:
+    """The call that HF has resolved.
+
+    Args:
+        target: of the generator.
+        input_ids: `[B, T]`.
+        attention_mask: as in `generate`. Through HF's hook what comes without one has no padding:
+            HF has looked for the padding id itself, and drops masks of ones.
+        processors, criteria, config: what HF hands to a decoding function.
+        tokenizer: of the target.
+        of_rows: values of a warp that only specdec knows.
+        alone: makes the processors of one row from its prompt `[1, t]`; `None` where they see the
+            padded batch.
+        passed: names of the processors that the call itself passed.
+        seed: as in `generate`.
+        row_inputs: as in `generate`.
+        own: fields of `Request`.
+
+    Raises:
+        TypeError, ValueError: a prompt or an option that cannot be right, or what specdec does not
+            do; nothing has been computed then.
     """
+    check_config(config)
+    eos, max_length, others = ends_among(criteria)
+    padding_id, copies = config.pad_token_id, config.num_return_sequences or 1
+    padded, tokens, lengths = read_batch(
+        *(input_ids, attention_mask),
+        **{"vocab_size": target.vocab_size, "device": target.device},
+        padding_id=None if alone is None or padding_id in eos else padding_id,
+    )
+    if alone is not None and copies > 1:  # through the hook HF has done so
+        padded, tokens = (x.repeat_interleave(copies, dim=0) for x in (padded, tokens))
+        lengths = [length for length in lengths for _ in range(copies)]
+    rows, room = len(lengths), max_length - padded.shape[1]
+    inputs = _row_inputs(target, row_inputs, rows, copies if alone is not None else 1)
+    _check_room(target, lengths, room, inputs)
+    history, warp = split_warpers(processors, config)
+    warp = {"temperature": 1.0 if config.do_sample else 0.0, **warp, **(of_rows or {})}
+    is_greedy = Warp(rows, **warp).is_greedy
+    request = Request(
+        *(padded, tokens, lengths, room),
+        sampling=replace(sampling_of(config, eos), **(of_rows or {}), processors=list(passed)),
+        warp=warp,
+        seeds=None if is_greedy else _read_seeds(target, seed, rows, copies),
+        eos=eos,
+        pad=padding_id if padding_id is not None else next(iter(eos), 0),
+        criteria=others,
+        is_alone=alone is not None,
+        output_scores=bool(config.return_dict_in_generate and config.output_scores),
+        output_logits=bool(config.return_dict_in_generate and config.output_logits),
+        tokenizer=tokenizer,
+        row_inputs=inputs,
+        **own,
+    )
+    return replace(request, processors=_start_processors(request, history, alone))
+
+
+def _row_inputs(
+    target: Target, given: Mapping[str, Any] | None, rows: int, copies: int
+) -> dict[str, Tensor]:
+    # A drafter may declare an input of this name, of numbers, for a target without adapters.
+    adapters = given.get("adapter") if isinstance(given, Mapping) else None
+    if adapters is not None and ("adapter" in target.row_inputs or _are_names(adapters)):
+        given = {**given, "adapter": target.adapter_indices(adapters)}
+    return read_row_inputs(given, rows, copies)
+
+
+def _check_room(
+    target: Target, lengths: list[int], room: int, row_inputs: Mapping[str, Tensor]
+) -> None:
+    """Raises `ValueError` for texts that are longer than the target has positions for, and where
+    the target was changed so that it cannot be decoded.
+    """
+    offsets = offsets_among(row_inputs)
+    longest = max(n + offset for n, offset in zip(lengths, offsets, strict=False))
+    total, limit = longest + room, target.max_positions
+    if limit is not None and total > limit:
+        shorter = f" or pass max_new_tokens <= {limit - longest}" if longest < limit else ""
+        raise ValueError(
+            f"a prompt of {longest} tokens and {room} new tokens make {total}, "
+            f"but the target has {limit} positions; shorten the prompt{shorter}"
+        )
+    target.check_unchanged(num_tokens=total)
+
+
+def _checked(target: Target, options: dict[str, Any]) -> dict[str, Any]:
+    """`GenerateOptions` but for those that are `None`, with numbers of Python's."""
     for name in options.keys() - GenerateOptions.__annotations__.keys():
         near = difflib.get_close_matches(name, GenerateOptions.__annotations__, n=1)
         hint = f"known are {', '.join(GenerateOptions.__annotations__)}; other options of HF "
@@ -294,8 +372,7 @@ def read_options(
         elif near:
             hint = f"did you mean {near[0]!r}?"
         raise TypeError(f"unknown option {name!r}: {hint}")
-    ours = ("seed", "row_inputs")
-    options = {n: value for n, value in options.items() if value is not None and n not in ours}
+    options = {name: value for name, value in options.items() if value is not None}
     options |= {name: plain_numbers(options[name]) for name in _NUMBERS & options.keys()}
     for name in _LEAST.keys() & options.keys():
         check_integer(name, options[name], _LEAST[name])
@@ -319,7 +396,7 @@ def read_options(
         advice = "[] lets no token end a text"
         check_integer("eos_token_id", value, 0, target.vocab_size - 1, advice=advice)
     check_integer("pad_token_id", options.get("pad_token_id", 0), 0, target.vocab_size - 1)
-    return resolve(target, input_ids, options)
+    return options
 
 
 def _are_names(given: Any) -> bool:
@@ -345,21 +422,24 @@ def _unpack(
 
 
 def _start_processors(
-    prompts: Prompts, options: Options
+    request: Request,
+    processors: LogitsProcessorList,
+    alone: Callable[[Tensor], LogitsProcessorList] | None,
 ) -> tuple[tuple[slice, LogitsProcessorList], ...]:
     """See `Request.processors`; refuses those that may keep state."""
-    if not options.processors:
+    if not processors:
         return ()
-    refuse_stateful(options.processors)
+    refuse_stateful(processors)
 
     def started(processor: LogitsProcessor, ids: Tensor, first_row: int) -> LogitsProcessor:
         is_grammar = isinstance(processor, GrammarProcessor)
         return processor.start(ids, first_row) if is_grammar else processor
 
-    groups = [(slice(0, len(prompts.padded)), prompts.padded, options.processors)]
-    if options.processors_alone is not None:
-        rows = enumerate(prompts.alone())
-        groups = [(slice(n, n + 1), ids, options.processors_alone(ids)) for n, ids in rows]
+    groups = [(slice(0, len(request.lengths)), request.padded, processors)]
+    if alone is not None:
+        split = request.tokens.to(request.padded.device).split(1)
+        rows = [row[:, :length] for row, length in zip(split, request.lengths, strict=True)]
+        groups = [(slice(n, n + 1), ids, alone(ids)) for n, ids in enumerate(rows)]
     return tuple(
         (rows, LogitsProcessorList(started(p, ids, rows.start) for p in processors))
         for rows, ids, processors in groups

@@ -9,14 +9,14 @@ processor and stopping criterion of a configuration.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import (
     GenerationConfig,
-    LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
     PreTrainedModel,
@@ -30,9 +30,9 @@ from transformers import (
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from specdec.arguments import plain_numbers
-from specdec.hf import BESIDE_WARPS, HEALING, UNSUPPORTED, WARPS
+from specdec.hf import BEFORE_WARPS, BESIDE_WARPS, HEALING, UNSUPPORTED, WARPS
 from specdec.request.processors import name_of
-from specdec.request.sampling import Sampling, neutral, with_config
+from specdec.request.sampling import Sampling
 from specdec.samplers.warp import Warp
 from specdec.target import Target
 
@@ -44,66 +44,17 @@ WARPERS = {  # in HF's order, with the attribute that holds the value
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Options:
-    """What a generation was asked to do."""
-
-    sampling: Sampling = field(default_factory=Sampling)
-    warp: dict = field(default_factory=dict)  # of `Warp`; every value a scalar or one per row
-    # Logits processors that need the tokens so far, as HF builds them for the padded batch; and a
-    # function that returns those for one row's prompt [1, t] without its padding, or `None` where
-    # processors see the padded batch.
-    processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
-    processors_alone: Callable[[Tensor], LogitsProcessorList] | None = None
-    # Stopping criteria other than length and end of sequence, asked by the host.
-    criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
-    eos: tuple[int, ...] = ()
-    pad: int = 0  # fills a row after its end
-    max_length: int = 0  # of a row's padded prompt and its new tokens together
-    padding_id: int | None = None  # stands for padding in prompts passed without a mask, as in HF
-    draft_probs: bool = True
-    num_draft_tokens: int | None = None  # of each step; `None` for the drafter's own K
-    num_sequences: int = 1  # rows of each prompt
-    output_scores: bool = False
-    output_logits: bool = False
-    output_logprobs: bool = False
-    tokenizer: PreTrainedTokenizerBase | None = None
-
-    @classmethod
-    def from_resolved(
-        cls,
-        processors: LogitsProcessorList,
-        criteria: StoppingCriteriaList,
-        config: GenerationConfig,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-    ) -> Options:
-        """Takes what HF hands to a decoding function; raises `ValueError` where it asks for
-        something that specdec does not do.
-        """
-        for name, (usual, reason) in UNSUPPORTED.items():
-            value = getattr(config, name, None)
-            if value is not None and value not in usual:
-                raise ValueError(f"{name}={value!r} is not supported: {reason}")
-        ends = [c.eos_token_id for c in criteria if isinstance(c, EosTokenCriteria)]
-        eos = torch.cat(ends).tolist() if ends else []
-        limits = [c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)]
-        others = [c for c in criteria if not isinstance(c, EosTokenCriteria | MaxLengthCriteria)]
-        padding_id = config.pad_token_id
-        history, warp = _split_warpers(processors, config)
-        return cls(
-            sampling=Sampling.resolved(config, eos),
-            warp={"temperature": 1.0 if config.do_sample else 0.0} | warp,
-            processors=LogitsProcessorList(history),
-            criteria=StoppingCriteriaList(others),
-            eos=tuple(eos),
-            pad=padding_id if padding_id is not None else next(iter(eos), 0),
-            max_length=min(limits),
-            padding_id=None if padding_id in eos else padding_id,
-            num_sequences=config.num_return_sequences or 1,
-            output_scores=bool(config.return_dict_in_generate and config.output_scores),
-            output_logits=bool(config.return_dict_in_generate and config.output_logits),
-            tokenizer=tokenizer,
-        )
+def ends_among(
+    criteria: StoppingCriteriaList,
+) -> tuple[tuple[int, ...], int, StoppingCriteriaList]:
+    """Ids that end a row, the length of a row's padded prompt and its new tokens together, and the
+    criteria that are of another kind.
+    """
+    ends = [c.eos_token_id for c in criteria if isinstance(c, EosTokenCriteria)]
+    limits = [c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)]
+    others = [c for c in criteria if not isinstance(c, EosTokenCriteria | MaxLengthCriteria)]
+    eos = torch.cat(ends).tolist() if ends else []
+    return tuple(eos), min(limits), StoppingCriteriaList(others)
 
 
 def with_stop_strings(
@@ -131,13 +82,29 @@ def with_stop_strings(
         return StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, strings)])
 
 
-def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:
-    """What `target.model.generate(input_ids, **given)` would do, and specdec's own options: some of
-    `GenerateOptions`, checked, none of which is `None`.
+Resolved = tuple[
+    LogitsProcessorList,
+    StoppingCriteriaList,
+    GenerationConfig,
+    dict[str, Any],
+    Callable[[Tensor], LogitsProcessorList],
+]
+
+
+def resolve(target: Target, input_ids: Tensor, given: dict[str, Any]) -> Resolved:
+    """What `target.model.generate(input_ids, **given)` would do.
+
+    Args:
+        target: whose model.
+        input_ids: `[B, T]`, padded.
+        given: some of `GenerateOptions`, checked, none of which is `None`, of HF's alone.
+
+    Returns:
+        What HF hands to a decoding function: processors, criteria and configuration; then values of
+        a warp that HF does not know, and what makes the processors of one row from its prompt
+        `[1, t]` without its padding.
     """
     given = dict(given)
-    names = "draft_probs", "num_draft_tokens", "output_logprobs"
-    own = {name: given.pop(name) for name in names if name in given}
     is_neutral = given.pop("neutral", False)
     model = neutral(target.model) if is_neutral else target.model
     warp = {name: given.pop(name) for name in WARPS if name in given}
@@ -172,68 +139,18 @@ def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:
     of_rows = {n: v for n, v in warp.items() if isinstance(v, list) or (n, v) == ("temperature", 0)}
     uniform = {n: v for n, v in warp.items() if n not in of_rows}
     config.update(**{n: int(v) if n == "top_k" else float(v) for n, v in uniform.items()})
-    resolved = _resolved(with_config(model, config), input_ids, **given)
     passed = given.get("logits_processor", ())
-    sampling = replace(resolved.sampling, **of_rows, processors=[name_of(p) for p in passed])
+    *resolved, alone = _resolved(with_config(model, config), input_ids, **given)
     if of_rows:
-        others = [name for name in sampling.settings if name in BESIDE_WARPS]
-        others += [name_of(p) for p in passed if type(p) in WARPERS]
+        others = sampling_of(resolved[2]).settings.keys() & BESIDE_WARPS
+        others = [*others, *(name_of(p) for p in passed if type(p) in WARPERS)]
         if others:
             raise ValueError(
                 f"{', '.join(of_rows)} cannot be set per row beside {', '.join(others)}, which HF "
                 "applies in an order of its own; give one value for all rows, or leave the others "
                 "out"
             )
-    return replace(resolved, warp=resolved.warp | of_rows, sampling=sampling, **own)
-
-
-class LastOptions:
-    """`resolve_options`, which takes HF a millisecond, for a generator's calls: one that differs
-    from the call before in nothing but the length and the tokens of its prompts gets its result.
-
-    So it is where that depends on plain values alone, whose texts are compared: the options, the
-    configurations, the number of rows. Where there are processors, criteria, tokenizers, other
-    settings than a warp's (a `min_length` counts the prompt) or a `max_length`, HF is asked anew. A
-    copied or pickled one remembers nothing.
-    """
-
-    def __init__(self):
-        self._last: tuple[str, Options] | None = None  # replaced as a whole, for other threads
-
-    def __reduce__(self) -> tuple:
-        return LastOptions, ()
-
-    def __call__(self, target: Target, input_ids: Tensor, given: dict) -> Options:
-        """As `resolve_options`."""
-        rows, width, last = *input_ids.shape, self._last
-        own, config = target.model.generation_config, given.get("generation_config")
-        values = [given, vars(own), _plain_values(vars(target.model.config))]
-        if config is not None:
-            values = [given | {"generation_config": vars(config)}, *values[1:]]
-        key = repr((rows, values)) if _is_plain(values) else None
-        if last is not None and key == last[0]:
-            target.check_room(last[1].num_sequences * rows, width)
-            return replace(last[1], max_length=width + given["max_new_tokens"])
-        options = resolve_options(target, input_ids, given)
-        lengths = {own.max_length, getattr(config, "max_length", None)}
-        is_by_room = "max_new_tokens" in given and lengths == {None}
-        others = options.processors, options.criteria, options.tokenizer, options.sampling.settings
-        if key is not None and is_by_room and not any(others):
-            self._last = key, options
-        return options
-
-
-def _is_plain(value: object) -> bool:
-    """Numbers, texts and `None`, also in lists, tuples and dictionaries: what its text shows."""
-    if type(value) is dict:
-        return all(map(_is_plain, value.values()))
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
-    return value is None or type(value) in (bool, int, float, str)
-
-
-def _plain_values(values: dict) -> dict:
-    return {name: value for name, value in values.items() if _is_plain(value)}
+    return *resolved, of_rows, alone
 
 
 def _merged(own: GenerationConfig, options: dict) -> tuple[GenerationConfig, dict]:
@@ -254,8 +171,9 @@ def _resolved(
     tokenizer: PreTrainedTokenizerBase | None = None,
     stopping_criteria: StoppingCriteriaList | None = None,
     **given,
-) -> Options:
-    """What HF makes of a model's own configuration and of processors and criteria for a batch.
+) -> tuple[Any, ...]:
+    """What HF makes of a model's own configuration and of processors and criteria for a batch, and
+    of the processors of one row of it.
 
     HF takes `None` for no end-of-sequence id. It keeps the tokenizer from decoding functions and
     then misses it, so it must not see stop strings.
@@ -273,13 +191,8 @@ def _resolved(
     notes = []
 
     def take_notes(model, input_ids, logits_processor, stopping_criteria, generation_config, **_):
-        resolved = logits_processor, stopping_criteria, generation_config
-        taken = Options.from_resolved(*resolved, tokenizer)
-
-        def alone(ids: Tensor) -> LogitsProcessorList:
-            return _processors_alone(model, generation_config, own, ids, width)
-
-        notes.append(replace(taken, processors_alone=alone))
+        alone = partial(_processors_alone, model, generation_config, own, width)
+        notes.extend((logits_processor, stopping_criteria, generation_config, alone))
         return input_ids
 
     # An instance's own `generate`, through a generator, would be that of the model that was copied.
@@ -292,15 +205,15 @@ def _resolved(
         custom_generate=take_notes,
         **given,
     )
-    return notes[0]
+    return tuple(notes)
 
 
 def _processors_alone(
     model: PreTrainedModel,
     config: GenerationConfig,
     own: LogitsProcessorList,
-    ids: Tensor,
     width: int,
+    ids: Tensor,
 ) -> LogitsProcessorList:
     """What HF makes of a configuration for a prompt `[1, t]` of a batch of this width: its row gets
     as many new tokens, and all that is counted from the prompt is counted from its own.
@@ -317,7 +230,7 @@ def _processors_alone(
         device=ids.device,
         model_kwargs={"attention_mask": torch.ones_like(ids)},
     )
-    return LogitsProcessorList(_split_warpers(processors, config)[0])
+    return split_warpers(processors, config)[0]
 
 
 def _per_sequence(value, rows: int, copies: int):
@@ -333,9 +246,9 @@ def _any_above_zero(temperature: float | list[float]) -> bool:
     return max(temperature if isinstance(temperature, list) else [temperature]) > 0
 
 
-def _split_warpers(
+def split_warpers(
     processors: LogitsProcessorList, config: GenerationConfig
-) -> tuple[list[LogitsProcessor], dict]:
+) -> tuple[LogitsProcessorList, dict[str, Any]]:
     """History-dependent processors, and the values of the four warpers if these close the list in
     HF's order and the configuration samples.
 
@@ -343,13 +256,63 @@ def _split_warpers(
     applied as it stands.
     """
     if not config.do_sample:
-        return list(processors), {}
+        return processors, {}
     split = len(processors)
     while split and type(processors[split - 1]) in WARPERS:
         split -= 1
     tail = processors[split:]
     ranks = [list(WARPERS).index(type(warper)) for warper in tail]
     if ranks != sorted(set(ranks)):
-        return list(processors), {}
+        return processors, {}
     values = {WARPERS[type(warper)]: getattr(warper, WARPERS[type(warper)]) for warper in tail}
-    return list(processors[:split]), values
+    return LogitsProcessorList(processors[:split]), values
+
+
+def sampling_of(config: GenerationConfig, eos_token_id: Sequence[int] = ()) -> Sampling:
+    """The record of a configuration that HF has filled up."""
+    ends = list(eos_token_id)
+    if not config.do_sample:
+        return Sampling(temperature=0.0, eos_token_id=ends, settings=_in_use(config, BEFORE_WARPS))
+    settings = _in_use(config, BEFORE_WARPS | BESIDE_WARPS)
+    return Sampling(**_in_use(config, WARPS), eos_token_id=ends, settings=settings)
+
+
+def check_config(config: GenerationConfig) -> None:
+    """Raises `ValueError` where it asks for something that specdec does not do."""
+    for name, (usual, reason) in UNSUPPORTED.items():
+        value = getattr(config, name, None)
+        if value is not None and value not in usual:
+            raise ValueError(f"{name}={value!r} is not supported: {reason}")
+
+
+def with_config(model: PreTrainedModel, config: GenerationConfig) -> PreTrainedModel:
+    """The same model, as HF resolves options with another configuration; the model is left as it
+    is.
+    """
+    other = copy.copy(model)
+    other.generation_config = config
+    return other
+
+
+def neutral(model: PreTrainedModel) -> PreTrainedModel:
+    """A shallow copy of a model, over the same weights, whose `generation_config` sets nothing but
+    the ids that begin, end and pad a text.
+    """
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    ids = {name: getattr(model.generation_config, name) for name in names}
+    return with_config(model, GenerationConfig(**ids))
+
+
+def _in_use(config: GenerationConfig, names: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of these names that differ from the value that does nothing."""
+    values = {name: getattr(config, name, None) for name in names}
+    return {n: _plain(v) for n, v in values.items() if v is not None and v != names[n]}
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON can hold it, in a form that HF takes as well."""
+    if hasattr(value, "to_dict"):  # WatermarkingConfig
+        return value.to_dict()
+    if isinstance(value, Mapping):  # sequence_bias: by tuples of ids
+        return [[list(key), item] for key, item in value.items()]
+    return list(value) if isinstance(value, tuple) else value

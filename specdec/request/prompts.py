@@ -5,13 +5,11 @@ to column 0 (or a batch is made), and row inputs, named values that steps read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from specdec.arguments import check_tensor, shown
@@ -19,94 +17,64 @@ from specdec.arguments import check_tensor, shown
 _INTEGERS = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
 
 
-@dataclass(frozen=True, eq=False)
-class Prompts:
-    """A checked batch of prompts: the target has it as it was passed, and the host, which checks
-    it without waiting for the device at every question, has its tokens.
+def read_batch(
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    vocab_size: int,
+    device: torch.device,
+    padding_id: int | None = None,
+) -> tuple[Tensor, Tensor, list[int]]:
+    """Checks a batch `[B, T]` as HF users pass it.
+
+    A mask marks one unbroken run of real tokens per row, padded left or right. Without a mask,
+    padding ids before a row's first other token are padding and all others are tokens, as in
+    batches that are padded for HF's `generate`. A batch without a mask in which a row ends in the
+    padding id is refused: it may be right padding, or a token.
+
+    Returns:
+        The batch as it was passed, on the device, the rows' real tokens from column 0 on, on the
+        host, which need not wait for the device at every question, and their lengths.
     """
-
-    padded: Tensor  # [B, T] int64 on the target's device, exactly as it was passed
-    tokens: Tensor  # [B, T'] int64 on the host, real tokens from column 0; then anything
-    lengths: list[int]  # real tokens of each row
-
-    @classmethod
-    def read(
-        cls,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        *,
-        vocab_size: int,
-        device: torch.device,
-        padding_id: int | None = None,
-    ) -> Prompts:
-        """Checks a batch `[B, T]` as HF users pass it.
-
-        A mask marks one unbroken run of real tokens per row, padded left or right. Without a mask,
-        padding ids before a row's first other token are padding and all others are tokens, as in
-        batches that are padded for HF's `generate`. A batch without a mask in which a row ends in
-        the padding id is refused: it may be right padding, or a token.
-        """
-        padded, input_ids, mask = input_ids.to(device).long(), input_ids.cpu(), attention_mask
-        if mask is None:
-            mask = _mask_of(input_ids, padding_id)
-        if not isinstance(mask, Tensor) or mask.shape != input_ids.shape:
-            wanted = f"attention_mask must have the shape of input_ids, {list(input_ids.shape)}"
-            raise ValueError(f"{wanted}, got {shown(mask)}")
-        mask = mask.cpu()
-        is_odd = (mask != 0) & (mask != 1)
-        if is_odd.any():
-            raise ValueError(
-                "attention_mask must hold 1 for real tokens and 0 for padding, got "
-                f"{mask[is_odd][0].item()}; an additive mask (0 and -inf) is not one"
-            )
-        mask = mask != 0
-        lengths = mask.sum(dim=1)
-        first = mask.long().argmax(dim=1)
-        columns = torch.arange(input_ids.shape[1], device="cpu")
-        is_run = (columns >= first[:, None]) & (columns < (first + lengths)[:, None])
-        outside = mask & ((input_ids < 0) | (input_ids >= vocab_size))
-        lengths = lengths.tolist()
-        if 0 in lengths:
-            raise ValueError(
-                f"row {lengths.index(0)} of the batch is all padding; every prompt needs at least "
-                "one token"
-            )
-        if (wrong := (is_run != mask).any(dim=1)).any():
-            raise ValueError(
-                f"the attention_mask of row {int(wrong.long().argmax())} has holes; real tokens "
-                "must be one unbroken run, with padding on the left or on the right only"
-            )
-        if outside.any():
-            row, column = outside.nonzero()[0].tolist()
-            raise ValueError(
-                f"input_ids[{row}, {column}] is {int(input_ids[row, column])}, outside the "
-                f"target's vocabulary of {vocab_size}; was the prompt encoded with the target's "
-                "tokenizer?"
-            )
-        source = (first[:, None] + columns[: max(lengths)]).clamp(max=input_ids.shape[1] - 1)
-        return cls(padded, input_ids.gather(1, source).long(), lengths)
-
-    @property
-    def rows(self) -> list[list[int]]:
-        """The ids of each row, without padding."""
-        rows = zip(self.tokens.tolist(), self.lengths, strict=True)
-        return [row[:length] for row, length in rows]
-
-    def alone(self) -> list[Tensor]:
-        """`[1, t]` for each row on the target's device, without padding."""
-        rows = zip(self.tokens.to(self.padded.device).split(1), self.lengths, strict=True)
-        return [row[:, :length] for row, length in rows]
-
-    def repeated(self, count: int) -> Prompts:
-        """Each prompt `count` times, in rows that follow each other."""
-        tables = (table.repeat_interleave(count, dim=0) for table in (self.padded, self.tokens))
-        return Prompts(*tables, [length for length in self.lengths for _ in range(count)])
-
-    def filled_to(self, rows: int) -> Prompts:
-        """So many rows: after those of the batch, prompts of the one token 0."""
-        missing = rows - len(self.lengths)
-        tables = (pad(table, (0, 0, 0, missing)) for table in (self.padded, self.tokens))
-        return Prompts(*tables, [*self.lengths, *[1] * missing])
+    padded, input_ids, mask = input_ids.to(device).long(), input_ids.cpu(), attention_mask
+    if mask is None:
+        mask = _mask_of(input_ids, padding_id)
+    if not isinstance(mask, Tensor) or mask.shape != input_ids.shape:
+        wanted = f"attention_mask must have the shape of input_ids, {list(input_ids.shape)}"
+        raise ValueError(f"{wanted}, got {shown(mask)}")
+    mask = mask.cpu()
+    is_odd = (mask != 0) & (mask != 1)
+    if is_odd.any():
+        raise ValueError(
+            "attention_mask must hold 1 for real tokens and 0 for padding, got "
+            f"{mask[is_odd][0].item()}; an additive mask (0 and -inf) is not one"
+        )
+    mask = mask != 0
+    lengths = mask.sum(dim=1)
+    first = mask.long().argmax(dim=1)
+    columns = torch.arange(input_ids.shape[1], device="cpu")
+    is_run = (columns >= first[:, None]) & (columns < (first + lengths)[:, None])
+    outside = mask & ((input_ids < 0) | (input_ids >= vocab_size))
+    lengths = lengths.tolist()
+    if 0 in lengths:
+        raise ValueError(
+            f"row {lengths.index(0)} of the batch is all padding; every prompt needs at least "
+            "one token"
+        )
+    if (wrong := (is_run != mask).any(dim=1)).any():
+        raise ValueError(
+            f"the attention_mask of row {int(wrong.long().argmax())} has holes; real tokens "
+            "must be one unbroken run, with padding on the left or on the right only"
+        )
+    if outside.any():
+        row, column = outside.nonzero()[0].tolist()
+        raise ValueError(
+            f"input_ids[{row}, {column}] is {int(input_ids[row, column])}, outside the "
+            f"target's vocabulary of {vocab_size}; was the prompt encoded with the target's "
+            "tokenizer?"
+        )
+    source = (first[:, None] + columns[: max(lengths)]).clamp(max=input_ids.shape[1] - 1)
+    return padded, input_ids.gather(1, source).long(), lengths
 
 
 def check_ids(input_ids: Tensor) -> None:

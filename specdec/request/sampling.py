@@ -1,13 +1,11 @@
-"""`Sampling`: the record of what a call draws its tokens from, and the neutral configuration."""
+"""`Sampling`: the record of what a call draws its tokens from."""
 
-import copy
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 
-from specdec.hf import BEFORE_WARPS, BESIDE_WARPS, WARPS
+from specdec.hf import WARPS
 
 
 @dataclass(frozen=True)
@@ -37,15 +35,6 @@ class Sampling:
     eos_token_id: list[int] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     processors: list[str] = field(default_factory=list)
-
-    @classmethod
-    def resolved(cls, config: GenerationConfig, eos_token_id: list[int]) -> "Sampling":
-        """The record of a configuration that HF has filled up."""
-        if not config.do_sample:
-            settings = _in_use(config, BEFORE_WARPS)
-            return cls(temperature=0.0, eos_token_id=eos_token_id, settings=settings)
-        settings = _in_use(config, BEFORE_WARPS | BESIDE_WARPS)
-        return cls(**_in_use(config, WARPS), eos_token_id=eos_token_id, settings=settings)
 
     @property
     def warp(self) -> dict[str, Any]:
@@ -78,36 +67,3 @@ class Sampling:
         used = {"temperature": self.temperature} | used | self.settings
         parts = [f"{n} {v:g}" if type(v) is float else f"{n} {v}" for n, v in used.items()]
         return ", ".join([*parts, *self.processors])
-
-
-def with_config(model: PreTrainedModel, config: GenerationConfig) -> PreTrainedModel:
-    """The same model, as HF resolves options with another configuration; the model is left as it
-    is.
-    """
-    other = copy.copy(model)
-    other.generation_config = config
-    return other
-
-
-def neutral(model: PreTrainedModel) -> PreTrainedModel:
-    """A shallow copy of a model, over the same weights, whose `generation_config` sets nothing but
-    the ids that begin, end and pad a text.
-    """
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    ids = {name: getattr(model.generation_config, name) for name in names}
-    return with_config(model, GenerationConfig(**ids))
-
-
-def _in_use(config: GenerationConfig, names: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of these names that differ from the value that does nothing."""
-    values = {name: getattr(config, name, None) for name in names}
-    return {n: _plain(v) for n, v in values.items() if v is not None and v != names[n]}
-
-
-def _plain(value: Any) -> Any:
-    """A setting as JSON can hold it, in a form that HF takes as well."""
-    if hasattr(value, "to_dict"):  # WatermarkingConfig
-        return value.to_dict()
-    if isinstance(value, Mapping):  # sequence_bias: by tuples of ids
-        return [[list(key), item] for key, item in value.items()]
-    return list(value) if isinstance(value, tuple) else value

@@ -21,7 +21,7 @@ from transformers import (
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target, Tree
 from specdec.loop.host import OutputCollector
 from specdec.loop.runner import StepRunner
-from specdec.request.call import read_options
+from specdec.request.call import read_request
 from specdec.samplers import Warp
 
 MODEL = build("llama")
@@ -177,8 +177,9 @@ def test_warpers_of_the_users_own_keep_their_order():
     ids, sampled = IDS[:1].expand(200, -1), {"do_sample": True, "top_k": 0, "max_new_tokens": 4}
     for order in itertools.permutations(WARPERS):
         own = LogitsProcessorList([WARPERS[name] for name in order])
-        options = read_options(Target(MODEL), IDS, {"logits_processor": own, **sampled})
-        law = Warp(200, **options.warp)(options.processors(ids, logits.clone()))
+        request = read_request(Target(MODEL), IDS, None, {"logits_processor": own, **sampled})
+        before = [processor for _, row in request.processors[:1] for processor in row]
+        law = Warp(200, **request.warp)(LogitsProcessorList(before)(ids, logits.clone()))
         torch.testing.assert_close(law, own(ids, logits.clone()).softmax(-1), rtol=0, atol=1e-6)
 
 

@@ -31,7 +31,7 @@ from specdec.certify.generator.learned import Learned
 from specdec.certify.generator.witness import RowText, Witness, moved
 from specdec.generator import SpeculativeGenerator
 from specdec.hf import WARPS
-from specdec.request import Request
+from specdec.request.call import Request, read_request
 from specdec.request.options import WARPERS
 from specdec.request.prompts import left_padded, offsets_among, refuse_unknown
 from specdec.samplers.given import ROW_BITS, GivenText
@@ -116,9 +116,9 @@ class Claim:
         inputs = left_padded(prompts, target.device)
         # Some processors of HF look at the length that was allowed.
         options = {"max_new_tokens": max(map(len, texts)), **options}
-        request = Request.read(target, *inputs, options | {"seed": 0, "num_return_sequences": 1})
+        request = read_request(target, *inputs, options | {"seed": 0, "num_return_sequences": 1})
         refuse_unknown(request.row_inputs, (target, generator.drafter))
-        warp = {name: _common(name, value) for name, value in request.options.warp.items()}
+        warp = {name: _common(name, value) for name, value in request.warp.items()}
         if warp["temperature"] == 0:
             raise ValueError(
                 "greedy texts are not drawn, so there is nothing to bet on; pass a temperature > 0"

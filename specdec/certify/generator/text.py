@@ -21,7 +21,8 @@ from torch import Tensor
 from specdec.certify.generator.reading import Claim, rows_of, witness_of
 from specdec.certify.generator.witness import RowText, Witness, moved
 from specdec.generator import SpeculativeGenerator
-from specdec.request import Request, Sampling
+from specdec.request import Sampling
+from specdec.request.call import read_request
 from specdec.request.prompts import left_padded
 from specdec.samplers import Warp
 
@@ -96,7 +97,7 @@ def audit_text(
         options = {"neutral": True, "seed": list(range(len(prompts))), **sampling.warp}
     options |= {"max_new_tokens": num, "row_inputs": row_inputs}
     result = generator.generate(*inputs, **options)
-    request = Request.read(generator.target, *inputs, options)
+    request = read_request(generator.target, *inputs, options)
     rows = rows_of(prompts, result.texts, request, row_inputs)
     kept, num_expected, num_ties = [], 0, 0
     for number, text in enumerate(rows):
