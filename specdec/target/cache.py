@@ -186,7 +186,8 @@ class SlotCache(Cache):
             and of K tokens after it. `None` where nobody knows: then `in_use` is always S.
 
     Attributes:
-        in_use: forwards attend over the first so many slots. It is S, but inside of `narrowed`.
+        in_use: forwards attend over the first so many slots, a multiple of `SLOT_MULTIPLE`. It is S
+            but inside of `narrowed`.
         memory: of recurrent layers, `None` where there are none.
         keys: by layer `[B, S + 1, heads, key_width]`.
         values: by layer `[B, S + 1, heads, value_width]`.
@@ -254,11 +255,6 @@ class SlotCache(Cache):
             lines = (buffer.flatten(0, 1) for buffer in storage)
             self._views[layer] = *lines, *(buffer.transpose(1, 2) for buffer in storage)
 
-    @property
-    def num_attended(self) -> int:
-        """How many slots a forward attends over: those in use, a multiple of `SLOT_MULTIPLE`."""
-        return min(round_up(self.in_use), self.num_slots)
-
     def open_window(self, slots: Tensor, *, is_chunk: bool = False, **options: Any) -> Window:
         """Names the slots of the next forward; called before each one.
 
@@ -276,8 +272,7 @@ class SlotCache(Cache):
         """
         if self.memory is not None:
             self.memory.open(slots, self.padding_slot, is_chunk=is_chunk)
-        options["has_kernels"] = self.has_kernels
-        self.window = Window(slots, self.num_attended, **options)
+        self.window = Window(slots, self.in_use, has_kernels=self.has_kernels, **options)
         return self.window
 
     def check_rows(self, tokens: Tensor) -> None:
@@ -402,15 +397,15 @@ def narrowed(caches: Iterable[SlotCache], in_use: int) -> Iterator[None]:
     Example:
         >>> cache = SlotCache(batch_size=1, num_slots=64, shapes={}, extra_slots=8)
         >>> with narrowed([cache], 20):
-        ...     print(cache.in_use, cache.num_attended)
-        28 32
+        ...     print(cache.in_use)
+        32
         >>> cache.in_use
         64
     """
     caches = [cache for cache in caches if cache.extra_slots is not None]
     try:
         for cache in caches:
-            cache.in_use = min(in_use + cache.extra_slots, cache.num_slots)
+            cache.in_use = min(round_up(in_use + cache.extra_slots), cache.num_slots)
         yield
     finally:
         for cache in caches:

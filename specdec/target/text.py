@@ -50,7 +50,7 @@ class TargetText:
         views that must not be written to.
         """
         stored = self.cache.keys[layer], self.cache.values[layer]
-        keys, values = (x.transpose(1, 2).narrow(2, 0, self.cache.num_attended) for x in stored)
+        keys, values = (x.transpose(1, 2).narrow(2, 0, self.cache.in_use) for x in stored)
         return keys, values
 
     def window(self, num_queries: int) -> Window:
@@ -59,7 +59,7 @@ class TargetText:
         nothing may be proposed from it.
         """
         slots = (self.lengths - 1).clamp(min=0)[:, None].expand(-1, num_queries)
-        return Window(slots, self.cache.num_attended, has_kernels=self.cache.has_kernels)
+        return Window(slots, self.cache.in_use, has_kernels=self.cache.has_kernels)
 
     def forward(
         self, model: SlotModel, tokens: Tensor, *, offset: int = 0, **options: Any
