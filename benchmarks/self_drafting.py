@@ -120,9 +120,9 @@ def gathering(target: Target, cache: SlotCache, rows: int, context: int) -> floa
     sizes = {"vocab_size": target.vocab_size, "device": target.device}
     state = drafter.init_state(rows, context, **sizes)
     lengths = torch.full((rows,), context - 1, device=target.device)
-    text = TargetText(target, cache, lengths, cache.num_slots)
+    text = TargetText(target, cache, lengths)
     zeros = torch.zeros(rows, 2, dtype=torch.long, device=target.device)
-    seen = Context(zeros, None, lengths, zeros[:, 0], cache.num_slots, text)
+    seen = Context(zeros, None, lengths, zeros[:, 0], target=text)
     side = replay([lambda: (drafter._visible_text(seen, state).lengths,)] * 4)
     return Turns().run({"take": side}, 5).ms("take")
 

@@ -7,7 +7,7 @@ the name of the field); values are not, so no check waits for a device.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import IntFlag
 from functools import cached_property
 from typing import Any
@@ -107,8 +107,6 @@ class Context:
             (the first one of a prompt of two tokens). During prefill it is -1 in a row that ended
             before the chunk: there not even the anchor belongs to the row. The last known token is
             at index `num_new.clamp(min=0)`.
-        num_attended: how many slots the step attends over, known to the host: all that any row
-            may have committed, and K more.
         target: the target's keys and values of the text, a `specdec.target.text.TargetText`, for a
             drafter with `reads_target`; else `None`.
         row_inputs: `[B, ...]` by name, what the call brought for each row (`Drafter.row_inputs`).
@@ -118,7 +116,7 @@ class Context:
     features: Tensor | None
     start: Tensor
     num_new: Tensor
-    num_attended: int
+    _: KW_ONLY
     target: Any = None
     row_inputs: Mapping[str, Tensor] = field(default_factory=dict)
 

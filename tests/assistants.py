@@ -126,7 +126,7 @@ def outputs(
     features = target.prefill(slots, ids, lengths, offset=0)
     logits, xs, ys = model(ids).logits, [], []
     for known in range(1, length - depth):
-        read = drafter._reader(TargetText(target, slots, lengths * 0 + known, length))
+        read = drafter._reader(TargetText(target, slots, lengths * 0 + known))
         hidden = features[:, known - 1 : known]
         for at in range(known, known + depth):
             xs.append(read(ids[:, at : at + 1], hidden)[:, 0])

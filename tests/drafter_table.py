@@ -205,7 +205,8 @@ def propose(drafter, loop, state, warp, *, count=None, context=None, rows=None):
     told = drawing(drafter, Warp(len(rows), **warp), noise)
     told = replace(told, num_draft_tokens=max(count, 1))
     context = loop.context() if context is None else context
-    return drafter.propose(context, state, told), noise
+    with loop.narrowed(state):
+        return drafter.propose(context, state, told), noise
 
 
 def is_valid(draft):

@@ -2,6 +2,8 @@
 
 import torch
 
+from specdec.graphs.tree import parts_of
+from specdec.target.cache import SlotCache, narrowed
 from specdec.types import Context
 
 
@@ -24,9 +26,14 @@ class PlainLoop:
         self.num_new = [min(len(row) - 1, 1) for row in self.rows]
 
     @property
-    def num_attended(self):
+    def num_in_use(self):
         """The host's bound of the slots that a step may use."""
         return max(map(len, self.rows)) + self.num_draft_tokens + self.slack
+
+    def narrowed(self, state, num_in_use=None):
+        """The caches of a drafter's state attend over no more than the loop lets them."""
+        count = self.num_in_use if num_in_use is None else num_in_use
+        return narrowed(parts_of(state, SlotCache), count)
 
     def _window(self, starts, width):
         """Tokens of `starts[b] + 0..width` of each row; garbage behind a row's end."""
@@ -46,22 +53,23 @@ class PlainLoop:
             window = self._window(starts, end - offset)
             for row, count in enumerate(num_new):
                 window[row, max(count, -1) + 1 :] = self.garbage
-            context = Context(window, None, torch.tensor(starts), torch.tensor(num_new), end + 1)
-            drafter.prefill(context, state)
+            context = Context(window, None, torch.tensor(starts), torch.tensor(num_new))
+            with self.narrowed(state, end + 1):
+                drafter.prefill(context, state)
 
     def context(self):
         """What the next proposal gets."""
         starts = [len(row) - 1 - new for row, new in zip(self.rows, self.num_new, strict=True)]
         window = self._window(starts, self.width)
         num_new = torch.tensor(self.num_new)
-        return Context(window, None, torch.tensor(starts), num_new, self.num_attended)
+        return Context(window, None, torch.tensor(starts), num_new)
 
     def context_from_scratch(self):
         """The same text as one context that starts at position 0."""
         starts = [0] * len(self.rows)
         window = self._window(starts, max(map(len, self.rows)) - 1)
         num_new = torch.tensor([len(row) - 1 for row in self.rows])
-        return Context(window, None, torch.tensor(starts), num_new, self.num_attended)
+        return Context(window, None, torch.tensor(starts), num_new)
 
     def commit(self, new):
         """Appends new tokens to each row."""

@@ -30,12 +30,12 @@ class TargetLoop(PlainLoop):
     def context(self):
         """As `PlainLoop`; slots behind the text hold garbage, another one in each context."""
         context, lengths = super().context(), [len(row) - 1 for row in self.rows]
-        cache = self.target.init_cache(len(lengths), self.num_attended)
+        cache = self.target.init_cache(len(lengths), self.num_in_use)
         for store in cache.stores:
             store.fill_(GARBAGE if self.garbage == -1 else -GARBAGE)
         texts = [torch.tensor(row) for row in self.rows]
         tokens, lengths = torch.nn.utils.rnn.pad_sequence(texts, True), torch.tensor(lengths)
         self.table = self.target.prefill(cache, tokens, lengths, offset=0)
-        text = TargetText(self.target, cache, lengths, self.num_attended)
+        text = TargetText(self.target, cache, lengths)
         context = replace(context, target=text)
         return context if self.table is None else FeatureLoop.with_features(self, context)

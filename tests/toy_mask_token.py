@@ -146,8 +146,7 @@ class ToyDrafter(HeadDrafter):
         rows = self.read(context, state)
         tokens, features = self.head.with_masks(rows.tokens, rows.features, num_masks)
         slots = rows.slots_with(num_masks)
-        attended = context.num_attended
-        plan = WindowPlan(state.cache, slots, num_attended=attended, table=state.angles)
+        plan = WindowPlan(state.cache, slots, table=state.angles)
         step = plan.open(0)
         return rows, self.head(self.embed(tokens), features, step.angles, step.attend)
 

@@ -77,7 +77,6 @@ class EagleDrafter(HeadDrafter):
     def _propose_tree(self, context: Context, state: HeadState, drawing: Drawing) -> Draft:
         rows, _, out = self._extend(context, state, num_later=0)
         out, has_any = rows.last(out), context.num_new[:, None] > 0
-        more = max(state.plan.max_read - drawing.num_draft_tokens, 0)
 
         def expand(nodes: TreePass) -> Tensor:
             nonlocal out
@@ -87,7 +86,6 @@ class EagleDrafter(HeadDrafter):
             plan = WindowPlan(
                 state.cache,
                 torch.where(has_any, slots, rows.padding_slot),
-                num_attended=context.num_attended + more,
                 table=state.angles,
                 positions=positions,
                 visible=nodes.visible,
@@ -109,12 +107,6 @@ class EagleDrafter(HeadDrafter):
         `num_later` passes of one token, and this pass's output `[B, N, H]`.
         """
         rows = self.read(context, state)
-        plan = WindowPlan(
-            state.cache,
-            rows.slots_with(num_later),
-            num_later,
-            num_attended=context.num_attended,
-            table=state.angles,
-        )
+        plan = WindowPlan(state.cache, rows.slots_with(num_later), num_later, table=state.angles)
         first, hidden = plan.open(0), self.head.fuse(rows.features)
         return rows, plan, self.head(self.embed(rows.tokens), hidden, first.angles, first.attend)

@@ -190,12 +190,21 @@ class HeadDrafter(TreeDrafter):
         layer, where = self.config.layer, {"dtype": self.head.dtype, "device": device}
         shapes = dict.fromkeys(range(self.num_layers), layer.key_value_shape(**where))
         plan = self.tree_plan(device)
-        cache = SlotCache(batch_size, max_length + (plan.max_read if plan else 0), shapes)
+        room = plan.max_read if plan else 0
+        extra = max(room, self.num_after) - self.num_draft_tokens
+        cache = SlotCache(batch_size, max_length + room, shapes, extra_slots=extra)
         return HeadState(cache, layer.rotary_table(cache.num_slots + 1, **where), plan=plan)
 
     def tree_plan(self, device: torch.device) -> TreePlan | None:
         """How its trees grow; `None` for chains."""
         return None if self.tree is None else TreePlan(self.tree, device)
+
+    @property
+    def num_after(self) -> int:
+        """Most tokens after the text that the passes of a step read or write, K or more; nodes of a
+        tree are counted besides.
+        """
+        return self.num_draft_tokens
 
     @property
     def num_layers(self) -> int:

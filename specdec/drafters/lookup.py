@@ -43,7 +43,7 @@ class PromptLookupDrafter(Drafter):
         >>> drafter = PromptLookupDrafter(num_draft_tokens=2)
         >>> state = drafter.init_state(1, 16, vocab_size=10, device=torch.device("cpu"))
         >>> text = torch.tensor([[5, 6, 7, 8, 5, 6]])
-        >>> context = Context(text, None, torch.tensor([0]), torch.tensor([5]), num_attended=6)
+        >>> context = Context(text, None, torch.tensor([0]), torch.tensor([5]))
         >>> drafter.propose(context, state, Drawing(2, None, None, None)).tokens
         tensor([[7, 8]])
 
@@ -96,7 +96,7 @@ class PromptLookupDrafter(Drafter):
         self.prefill(context, state)
         length = context.num_committed[:, None]
         count = drawing.num_draft_tokens if self.tree_depth is None else self.tree_depth
-        text = state.tokens[:, : context.num_attended]  # [B, T]
+        text = state.tokens[:, :-1]  # [B, T]
         score, follow = self._scores(text, length, count)
         if self.tree_depth is not None:
             return self._tree(text, length, score, drawing.num_draft_tokens)

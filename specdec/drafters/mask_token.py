@@ -158,6 +158,12 @@ class MaskTokenDrafter(HeadDrafter):
         """Trees of one pass: the best paths by the product of their tokens' probabilities."""
         return self.tree and TreePlan(self.tree, device, is_read=False)
 
+    @property
+    def num_after(self) -> int:
+        """Those that fill a block count, too."""
+        length = self.tree_depth or self.num_draft_tokens
+        return max(self.config.num_later(length) - 1, self.num_draft_tokens)
+
     def _read(
         self, context: Context, state: HeadState, *, num_draft_tokens: int
     ) -> tuple[MaskWindow, Tensor]:
@@ -177,13 +183,7 @@ class MaskTokenDrafter(HeadDrafter):
         if not config.is_causal:  # rows of a block see all of it that is written
             block = window.slots[:, num_committed:]
             visible = (block < cache.padding_slot)[:, None]
-        plan = WindowPlan(
-            cache,
-            window.slots,
-            num_attended=context.num_attended + max(spec.num_later - num_draft_tokens - 1, 0),
-            table=state.angles,
-            visible=visible,
-        )
+        plan = WindowPlan(cache, window.slots, table=state.angles, visible=visible)
         step = plan.open(0)
         is_keys = config.context == "keys"
         num_known = 1 if is_keys else num_committed

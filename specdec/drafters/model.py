@@ -135,8 +135,9 @@ class ModelDrafter(TreeDrafter):
         """Key/value storage for `max_length` tokens per row, and the nodes that a step reads."""
         plan = None if self.tree is None else TreePlan(self.tree, device)
         room = plan.max_read if plan else 0
-        window = self.num_draft_tokens + 1
-        cache = self._slot_model.init_cache(batch_size, max_length + room, max_window=window)
+        count = self.num_draft_tokens
+        sizes = {"max_window": count + 1, "extra_slots": max(room - count, 0)}
+        cache = self._slot_model.init_cache(batch_size, max_length + room, **sizes)
         limit = self._slot_model.max_positions
         if limit is not None and limit >= cache.num_slots:
             limit = None
@@ -193,15 +194,13 @@ class ModelDrafter(TreeDrafter):
 
     def _propose_tree(self, context: Context, state: ModelDrafterState, drawing: Drawing) -> Draft:
         """Reads all new tokens again, since accepted nodes were not stored at their positions."""
-        cache, more = state.cache, max(state.plan.max_read - drawing.num_draft_tokens, 0)
-        attended, last = context.num_attended + more, context.num_committed[:, None] - 1
+        cache, last = state.cache, context.num_committed[:, None] - 1
 
         def expand(nodes: TreePass) -> Tensor:
             count = nodes.tokens.shape[1]
             slots = last + 1 + nodes.num_before + torch.arange(count, device=last.device)
             positions = (last + nodes.depth).expand(-1, count)
-            tree = _window_options(context) | {"num_attended": attended}
-            tree |= {"positions": positions, "visible": nodes.visible}
+            tree = _window_options(context) | {"positions": positions, "visible": nodes.visible}
             tokens = self._readable(nodes.tokens, state)
             return _fit(self._slot_model.forward(tokens, cache, slots, **tree)[0], state)
 
@@ -261,9 +260,8 @@ def _check_ids(whose: str, ids: Tensor, vocab_size: int) -> None:
 
 
 def _window_options(context: Context) -> dict[str, Any]:
-    """Of all forwards of a step: how far they look, and where the rows' texts begin."""
-    offset = context.row_inputs.get("position_offset")
-    return {"num_attended": context.num_attended, "position_offset": offset}
+    """Of all forwards of a step: where the rows' texts begin."""
+    return {"position_offset": context.row_inputs.get("position_offset")}
 
 
 def _fit(logits: Tensor, state: ModelDrafterState) -> Tensor:

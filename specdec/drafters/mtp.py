@@ -174,8 +174,7 @@ class MTPDrafter(HeadDrafter):
     ) -> tuple[ShiftedWindow, Pass, WindowPlan]:
         """The rows of all depths' first passes, that pass, and the plan of all passes."""
         window = self.shift(context, state, width, num_later)
-        attended, table = context.num_attended, state.angles
-        plan = WindowPlan(state.cache, window.slots, num_later, num_attended=attended, table=table)
+        plan = WindowPlan(state.cache, window.slots, num_later, table=state.angles)
         return window, plan.open(0), plan
 
     def _run_depths(

@@ -123,7 +123,7 @@ class SelfDrafter(Drafter):
         if self.visible is None:
             return None
         num_slots = min(self.visible.count, max_length) + max(self.num_draft_tokens, 1)
-        return SlotCache(batch_size, num_slots, self._shapes)
+        return SlotCache(batch_size, num_slots, self._shapes, extra_slots=0)
 
     def prefill(self, context: Context, state: SlotCache | None) -> None:
         """The target has read the prompt, which must be the one that this drafter was made for."""
@@ -166,7 +166,7 @@ class SelfDrafter(Drafter):
         width, lengths = table.num_slots + 1, text.lengths
         near = Recent(visible.count).slots(lengths, width)
         far = dict.fromkeys(self._shapes, visible.slots(lengths, width))
-        if self.feature_layers and text.num_attended > visible.count:
+        if self.feature_layers and text.cache.in_use > visible.count:
             far |= self._top_slots(context, width)
         windows = self._target.layer_windows
         table.take(text.cache, {i: far[i] if windows.get(i) is None else near for i in far})
@@ -178,7 +178,6 @@ class SelfDrafter(Drafter):
             text,
             cache=table,
             lengths=num_seen,
-            num_attended=min(text.num_attended, table.num_slots),
             position_offset=offset,
         )
 

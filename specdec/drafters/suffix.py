@@ -82,7 +82,7 @@ class SuffixDrafter(PromptLookupDrafter):
         >>> drafter.remember([[5, 6, 7, 8], [9, 6, 7, 1], [6, 7, 1, 2]])
         >>> state = drafter.init_state(1, 16, vocab_size=10, device=torch.device("cpu"))
         >>> text = torch.tensor([[3, 6, 7]])
-        >>> context = Context(text, None, torch.tensor([0]), torch.tensor([2]), num_attended=3)
+        >>> context = Context(text, None, torch.tensor([0]), torch.tensor([2]))
         >>> drafter.propose(context, state, Drawing(2, None, None, None)).tokens
         tensor([[1, 2]])
 
@@ -241,7 +241,7 @@ class SuffixDrafter(PromptLookupDrafter):
         """Looks the end of the text up in the text and in the memory."""
         self.prefill(context, state)
         length, count = context.num_committed[:, None], drawing.num_draft_tokens
-        text = state.tokens[:, : context.num_attended]
+        text = state.tokens[:, :-1]
         found = self._in_text(text, length, count), self._in_memory(text, length, count)
         tokens, matched = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
         longest = matched.amax(dim=1, keepdim=True)  # [B, 1]

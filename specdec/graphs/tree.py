@@ -63,6 +63,15 @@ def tables(tree: Any) -> dict[str, Tensor]:
     return {path: leaf for path, leaf in found if isinstance(leaf, Tensor)}
 
 
+def parts_of(tree: Any, kind: type) -> Iterator[Any]:
+    """All parts of a tree that are of a class."""
+    if isinstance(tree, kind):
+        yield tree
+    else:
+        for _, part in _parts(tree) or ():
+            yield from parts_of(part, kind)
+
+
 def map_tensors(change: Callable[[Tensor], Tensor], tree: Any, *, with_shared: bool = True) -> Any:
     """The same tree with each tensor changed; one that is there twice is changed twice.
 

@@ -105,7 +105,7 @@ def shift_window(
     Example:
         >>> one = torch.tensor([1])
         >>> rows = torch.arange(4.0).view(1, 4, 1)
-        >>> context = Context(torch.tensor([[6, 7, -1]]), rows[:, 2:], 2 * one, one, 8)
+        >>> context = Context(torch.tensor([[6, 7, -1]]), rows[:, 2:], 2 * one, one)
         >>> past = PastRows(torch.tensor([[5, 6]]), rows[:, :2])
         >>> window = shift_window(context, past, 3, padding_slot=16, num_later=1)
         >>> window.tokens, window.slots

@@ -67,7 +67,7 @@ def read_context(context: Context, padding_slot: int) -> ContextRows:
 
     Example:
         >>> ids, one = torch.tensor([[5, 6, 7]]), torch.tensor([1])
-        >>> context = Context(ids, None, start=3 * one, num_new=one, num_attended=5)
+        >>> context = Context(ids, None, start=3 * one, num_new=one)
         >>> rows = read_context(context, padding_slot=16)
         >>> rows.tokens, rows.slots_with(num_later=2)
         (tensor([[6, 0]]), tensor([[ 3, 16,  4,  5]]))
@@ -104,14 +104,13 @@ class WindowPlan:
         slots: `[B, N + M]` int64, the slot of each token; the cache's padding slot for tokens to
             forget.
         num_later: M.
-        num_attended: host upper bound of the largest real slot, plus 1.
         table: `[S + 1, 2 D]`, see `rotary_table`.
         positions: `[B, N + M]` int64; `None` for `slots`.
         visible: who sees whom in the first pass, see `Window`; `None` is causal.
 
     Example:
         >>> cache, table = SlotCache(1, 32, {}), torch.zeros(33, 4)
-        >>> plan = WindowPlan(cache, torch.tensor([[3, 4, 5]]), 1, num_attended=6, table=table)
+        >>> plan = WindowPlan(cache, torch.tensor([[3, 4, 5]]), 1, table=table)
         >>> plan.open(0).angles.shape, plan.open(1).angles.shape
         (torch.Size([1, 1, 2, 4]), torch.Size([1, 1, 1, 4]))
     """
@@ -122,12 +121,11 @@ class WindowPlan:
         slots: Tensor,
         num_later: int = 0,
         *,
-        num_attended: int,
         table: Tensor,
         positions: Tensor | None = None,
         visible: Tensor | None = None,
     ):
-        self._cache, self._slots, self._num_attended = cache, slots, num_attended
+        self._cache, self._slots = cache, slots
         self._num_first = slots.shape[1] - num_later
         self._positions, self._visible = positions, visible
         rotated_to = slots if positions is None else positions
@@ -139,12 +137,8 @@ class WindowPlan:
         cache, slots, positions = self._cache, self._slots.narrow(1, first, count), None
         if self._positions is not None:
             positions = self._positions.narrow(1, first, count)
-        window = cache.open_window(
-            slots,
-            num_attended=self._num_attended,
-            positions=positions,
-            visible=None if index else self._visible,
-        )
+        visible = None if index else self._visible
+        window = cache.open_window(slots, positions=positions, visible=visible)
 
         def attend_over_cache(
             layer: int,

@@ -143,11 +143,12 @@ class Generation:
         """One step for every row, by the runner or by a function that takes its place; see
         `SpeculativeGenerator.step`.
         """
-        outcome = (run or self.runner.run)(
-            self.state,
-            num_draft_tokens=self._num_draft_tokens,
-            edit_logits=self._process if self.request.processors else None,
-        )
+        with self.state.narrowed(self.state.num_in_use):
+            outcome = (run or self.runner.run)(
+                self.state,
+                num_draft_tokens=self._num_draft_tokens,
+                edit_logits=self._process if self.request.processors else None,
+            )
         if self._is_empty is not None:
             outcome.note_empty(self._is_empty)
         if self.state.signature.batch_size > len(self.rows):

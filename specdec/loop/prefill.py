@@ -83,7 +83,7 @@ def chunk_sizes(
 def prefill(
     state: StepState,
     request: Request,
-    run_chunk: Callable[[int, int], None],
+    run_chunk: Callable[[int], None],
     *,
     chunk_size: int,
     captured: tuple[int, ...] = (),
@@ -94,8 +94,7 @@ def prefill(
     Args:
         state: updated in place.
         request: that was loaded.
-        run_chunk: `prefill_chunk` of the state, or a graph of it, given the chunk's size and how
-            many slots to attend over.
+        run_chunk: `prefill_chunk` of the state, or a graph of it, given the chunk's size.
         chunk_size, captured: see `chunks`. Chunks of these sizes attend over all slots, unless they
             are the first.
     """
@@ -104,11 +103,12 @@ def prefill(
     for size in chunks(length, chunk_size, captured, rows):
         state.chunk_start.fill_(start)
         most, is_fixed = state.cache.num_slots, start > 0 and size in captured
-        run_chunk(size, most if is_fixed else min(start + size + 1, most))
+        with state.narrowed(most if is_fixed else start + size + 1):
+            run_chunk(size)
         start += size
 
 
-def prefill_chunk(parts: Parts, state: StepState, size: int, num_attended: int) -> None:
+def prefill_chunk(parts: Parts, state: StepState, size: int) -> None:
     """Reads the prompts' tokens of positions `chunk_start` to `chunk_start + size - 1`, in the rows
     that have them.
 
@@ -120,16 +120,14 @@ def prefill_chunk(parts: Parts, state: StepState, size: int, num_attended: int) 
         parts: the target reads the prompts, the drafter follows with the features.
         state: updated in place.
         size: tokens of the chunk.
-        num_attended: upper bound of the slots in use, those of the chunk and the token after it
-            included.
     """
     buffer, start = state.buffer, state.chunk_start
     num_read = buffer.anchor_position  # [B], of the last prompt token
     positions = start + torch.arange(size + 1, device=start.device)
     known = positions.clamp(max=buffer.tokens.shape[1] - 1)
     tokens = buffer.tokens.index_select(1, known)  # [B, size + 1]
-    options = {"num_attended": num_attended, **state.target_inputs(parts)}
-    features = parts.target.prefill(state.cache, tokens[:, :-1], num_read, offset=start, **options)
+    inputs = state.target_inputs(parts)
+    features = parts.target.prefill(state.cache, tokens[:, :-1], num_read, offset=start, **inputs)
     context = Context(
         tokens=tokens,
         features=features,
@@ -137,8 +135,7 @@ def prefill_chunk(parts: Parts, state: StepState, size: int, num_attended: int) 
         # The pair (feature of the last token read, last prompt token) is left to the first
         # proposal.
         num_new=(num_read - 1 - start).clamp(-1, size),
-        num_attended=num_attended,
-        target=state.text(parts, num_read.clamp(max=start + size), num_attended),
+        target=state.text(parts, num_read.clamp(max=start + size)),
         row_inputs=state.row_inputs,
     )
     if state.signature.num_draft_tokens > 0:

@@ -96,9 +96,10 @@ class StepRunner:
         count = NUM_EAGER + 1 if self.captures else 1
         rows = self.state.signature.batch_size
         for size in chunk_sizes(num_read, chunk_size, self.captured_chunks, rows):
-            for num_attended in {min(size + 1, self.num_slots), self.num_slots}:  # first, and later
-                for _ in range(count):
-                    self._run_chunk(size, num_attended)
+            for in_use in {min(size + 1, self.num_slots), self.num_slots}:  # first, and later
+                with self.state.narrowed(in_use):
+                    for _ in range(count):
+                        self._run_chunk(size)
         for length in lengths:
             for _ in range(count):
                 self.run(self.state, num_draft_tokens=length)
@@ -132,12 +133,12 @@ class StepRunner:
         # Nothing was committed, and a drafter starts from what is: the step can be run again.
         return step()
 
-    def _run_chunk(self, size: int, num_attended: int) -> None:
-        run = partial(prefill_chunk, self.parts, self.state, size, num_attended)
+    def _run_chunk(self, size: int) -> None:
+        run = partial(prefill_chunk, self.parts, self.state, size)
         if size not in self.captured_chunks:
             return run()
         try:
-            self._through_graph(("chunk", size, num_attended), run)
+            self._through_graph(("chunk", size, self.state.cache.in_use), run)
         except CaptureError as error:  # a drafter may wait for the device while it reads
             self.captured_chunks, self._reading_refusal = (), str(error)
             run()
@@ -194,10 +195,10 @@ class StepRunner:
             yield f"{where}: eager, because {self.refusal}"
         if self._reading_refusal is not None:
             yield f"{where}: prompts are read eagerly, because {self._reading_refusal}"
-        for (kind, size, *attended), captured in self._captured.items():
+        for (kind, size, *in_use), captured in self._captured.items():
             what = f"{size} draft tokens"
             if kind == "chunk":
-                order = "later" if attended[0] == self.num_slots else "first"
+                order = "later" if in_use[0] == self.num_slots else "first"
                 what = f"{order} prompt chunks of {size} tokens"
             yield (
                 f"{where}: {what} captured in {captured.capture_seconds:.2f} s, "

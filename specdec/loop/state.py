@@ -7,20 +7,21 @@ feature width.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec.drafters.base import Drafter, check_state
-from specdec.graphs.tree import copy_from_host, copy_into, fill, map_tensors, shared
+from specdec.graphs.tree import copy_from_host, copy_into, fill, map_tensors, parts_of, shared
 from specdec.loop.outcome import Record
 from specdec.request.call import Request
 from specdec.samplers import Noise, Sampler, Warp
 from specdec.target import Target
-from specdec.target.cache import SlotCache
+from specdec.target.cache import SlotCache, narrowed
 from specdec.target.text import TargetText
 from specdec.types import PAD_TOKEN, Context
 
@@ -106,7 +107,7 @@ class TokenBuffer:
         start: `[B]` position of that anchor.
         num_new: `[B]` tokens that the last step committed.
         longest: upper bound, on the host, of the tokens that a row has committed. `commit` adds the
-            most that a step can commit; a replayed graph does not (see `StepState.num_attended`).
+            most that a step can commit; a replayed graph does not (see `StepState.num_in_use`).
 
     Example:
         >>> buffer = TokenBuffer(1, 16, depth=2, vocab_size=50)
@@ -264,7 +265,12 @@ class StepState:
             buffer=TokenBuffer(rows, num_slots, depth=depth, **sizes),
             warp=Warp(rows, device=device, **request.warp),
             noise=parts.sampler.noise_type([0] * rows, device=device),
-            cache=target.init_cache(rows, num_slots, max_window=drafter.num_draft_tokens + 1),
+            cache=target.init_cache(
+                rows,
+                num_slots,
+                max_window=drafter.num_draft_tokens + 1,
+                extra_slots=signature.extra_slots,
+            ),
             drafter_state=drafter_state,
             features=features,
             record=Record.allocate(rows, *signature[1:3], device=device),
@@ -303,26 +309,35 @@ class StepState:
         fill((self.cache, self.drafter_state, self.features), 0)
 
     @property
-    def num_attended(self) -> int:
-        """How many slots the next step attends over: all that the longest row may have committed,
-        as far as the host knows, and K more. Steps that are captured attend over all slots, since a
-        replay runs no code of the host that could count.
+    def num_in_use(self) -> int:
+        """Slots that the next step uses: all that the longest row may have committed, as far as the
+        host knows, and K more. Captured steps attend over all slots, since a replay runs no code of
+        the host that could count.
         """
         if self.signature.is_captured:
             return self.cache.num_slots
         return self.buffer.longest + self.signature.num_draft_tokens
 
+    @cached_property
+    def _caches(self) -> list[SlotCache]:
+        return list(parts_of((self.cache, self.drafter_state), SlotCache))
+
+    def narrowed(self, num_in_use: int) -> AbstractContextManager[None]:
+        """Lets the target's cache and those of the drafter attend over so many slots only, in one
+        step or chunk; see `specdec.target.cache.narrowed`.
+        """
+        return narrowed(self._caches, num_in_use)
+
     def context(self, parts: Parts) -> Context:
         """The drafter's input at the start of a step: tokens, features, positions, and the target's
         keys and values where it reads them.
         """
-        buffer, attended = self.buffer, self.num_attended
-        read = min(attended + self.signature.extra_slots, self.cache.num_slots)
-        text = self.text(parts, buffer.anchor_position, read)
+        buffer = self.buffer
+        text = self.text(parts, buffer.anchor_position)
         known = buffer.recent, self.features, buffer.start, buffer.num_new
-        return Context(*known, attended, text, self.row_inputs)
+        return Context(*known, target=text, row_inputs=self.row_inputs)
 
-    def text(self, parts: Parts, lengths: Tensor, num_attended: int) -> TargetText | None:
+    def text(self, parts: Parts, lengths: Tensor) -> TargetText | None:
         """What the target has of the first `lengths` `[B]` tokens of each row, where the drafter
         reads it.
         """
@@ -330,7 +345,7 @@ class StepState:
             return None
         inputs = self.target_inputs(parts)
         room = self.signature.num_behind
-        return TargetText(parts.target, self.cache, lengths, num_attended, room, **inputs)
+        return TargetText(parts.target, self.cache, lengths, room=room, **inputs)
 
     def target_inputs(self, parts: Parts) -> dict[str, Tensor]:
         """Those of the row inputs that the target reads, see `Target.verify`."""

@@ -126,10 +126,8 @@ def _draft(
 
 def verify(parts: Parts, state: StepState, draft: Draft) -> TargetOutput:
     """The target's logits and features of the anchor and the draft, in the draft's order."""
-    cache, buffer, attended = state.cache, state.buffer, state.num_attended
-    start, anchor = buffer.anchor_position, buffer.anchor
-    options = {"num_attended": attended, **state.target_inputs(parts)}
-    return parts.target.verify(cache, start, anchor, draft, **options)
+    start, anchor = state.buffer.anchor_position, state.buffer.anchor
+    return parts.target.verify(state.cache, start, anchor, draft, **state.target_inputs(parts))
 
 
 def accept(

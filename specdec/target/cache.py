@@ -15,7 +15,8 @@ from __future__ import annotations
 import copy
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -181,8 +182,12 @@ class SlotCache(Cache):
         shapes: what each layer stores, by layer index.
         mixers: of recurrent layers; see `Memory`.
         max_window: tokens of the longest window of a step, where there are mixers.
+        extra_slots: how many of these slots the windows of a step may use beyond those of the text
+            and of K tokens after it. `None` where nobody knows: then `in_use` is always S.
 
     Attributes:
+        in_use: forwards attend over the first so many slots, a multiple of `SLOT_MULTIPLE`. It is S
+            but inside of `narrowed`.
         memory: of recurrent layers, `None` where there are none.
         keys: by layer `[B, S + 1, heads, key_width]`.
         values: by layer `[B, S + 1, heads, value_width]`.
@@ -200,6 +205,7 @@ class SlotCache(Cache):
     stores: list[Tensor]
     memory: Memory | None
     num_slots: int = shared()
+    extra_slots: int | None = shared()
     _places: dict[tuple, list[tuple[str, int]]] = shared()  # what is where in each store
 
     def __init__(
@@ -210,7 +216,9 @@ class SlotCache(Cache):
         *,
         mixers: Mapping[str, MixerPlan] | None = None,
         max_window: int = 1,
+        extra_slots: int | None = None,
     ):
+        self.extra_slots = extra_slots
         self.memory = Memory(batch_size, max_window, mixers) if mixers else None
         self.num_slots, self._places = round_up(num_slots), {}
         for layer, (heads, key_width, value_width, *where) in shapes.items():
@@ -231,6 +239,7 @@ class SlotCache(Cache):
             count = 1 + max(place.layer for place in self.memory.states)
             self.layers = [LayerStates(self.memory, i) for i in range(count)]
         self.padding_slot, self.window = self.num_slots, None
+        self.in_use = self.num_slots
         self.num_rows = next((len(table) for table in tables(self).values()), 0)
         self._row_starts = {}  # of the rows in a flat list of slots, by device
         self.keys, self.values, self._views = {}, {}, {}
@@ -246,9 +255,7 @@ class SlotCache(Cache):
             lines = (buffer.flatten(0, 1) for buffer in storage)
             self._views[layer] = *lines, *(buffer.transpose(1, 2) for buffer in storage)
 
-    def open_window(
-        self, slots: Tensor, *, num_attended: int, is_chunk: bool = False, **options: Any
-    ) -> Window:
+    def open_window(self, slots: Tensor, *, is_chunk: bool = False, **options: Any) -> Window:
         """Names the slots of the next forward; called before each one.
 
         This is also where a cache deals with what was rejected since its last window: everything at
@@ -257,18 +264,15 @@ class SlotCache(Cache):
 
         Args:
             slots: see `Window`.
-            num_attended: upper bound of the slots that the forward needs (largest real slot + 1),
-                known to the host.
             is_chunk: of a prompt: everything is kept.
             options: the others of `Window`.
 
         Returns:
             The window to hand to the model call.
         """
-        attended = min(round_up(num_attended), self.num_slots)
         if self.memory is not None:
             self.memory.open(slots, self.padding_slot, is_chunk=is_chunk)
-        self.window = Window(slots, attended, has_kernels=self.has_kernels, **options)
+        self.window = Window(slots, self.in_use, has_kernels=self.has_kernels, **options)
         return self.window
 
     def check_rows(self, tokens: Tensor) -> None:
@@ -376,6 +380,36 @@ class SlotCache(Cache):
     def is_recording_past(self, layer_idx: int) -> bool:
         """HF's entry: convolutions are handed all of their inputs, also for one token."""
         return True
+
+
+@contextmanager
+def narrowed(caches: Iterable[SlotCache], in_use: int) -> Iterator[None]:
+    """Lets caches attend over their first slots only, which on a CPU is faster.
+
+    The loop knows the rows' lengths, so it narrows caches for one step or one chunk of a prompt.
+    After that caches attend over all of their slots again, also after an error: a part that is
+    called by hand needs no number, and attends over all that it could need.
+
+    Args:
+        caches: those without `extra_slots` stay as they are.
+        in_use: an upper bound of the slots that hold text, or tokens that are run after it.
+
+    Example:
+        >>> cache = SlotCache(batch_size=1, num_slots=64, shapes={}, extra_slots=8)
+        >>> with narrowed([cache], 20):
+        ...     print(cache.in_use)
+        32
+        >>> cache.in_use
+        64
+    """
+    caches = [cache for cache in caches if cache.extra_slots is not None]
+    try:
+        for cache in caches:
+            cache.in_use = min(round_up(in_use + cache.extra_slots), cache.num_slots)
+        yield
+    finally:
+        for cache in caches:
+            cache.in_use = cache.num_slots
 
 
 def _in_long_words(lines: Tensor) -> Tensor:

@@ -138,7 +138,7 @@ def _closed(model: PreTrainedModel, route: Route) -> list[str]:
     before = {place: state.clone() for place, state in cache.memory.states.items()}
     tokens = trial_texts(model, 3)
     slots = torch.arange(3, device=tokens.device).expand(2, -1)
-    forward(open_views(model, route), tokens, cache, slots, num_attended=3)
+    forward(open_views(model, route), tokens, cache, slots)
     after = cache.memory.states
     return [
         name

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from specdec.graphs.tree import fill
 from specdec.hf import foreign_attention, position_limit
-from specdec.target.cache import Chunk, KeyValueShape, SlotCache, memory_bytes
+from specdec.target.cache import Chunk, KeyValueShape, SlotCache, memory_bytes, narrowed
 from specdec.target.features import decoder_layers
 from specdec.target.route import Route
 from specdec.target.view import wrap_forward
@@ -320,7 +320,7 @@ class _Trial:
         self._views, self._trace = views._replace(chunk=views.step), _Trace(views.step, route)
         device, self._narrow = self._tokens.device, 2 * length
         width = max(self._narrow, _width(model, sizes, route.shapes.values()))
-        options = {"mixers": route.mixers, "max_window": 2 * length}
+        options = {"mixers": route.mixers, "max_window": 2 * length, "extra_slots": 0}
         self._cache = SlotCache(2, width, route.shapes, **options)
         # Row 0 keeps all of the first window, row 1 all but the last token of it.
         half = length // 2
@@ -338,7 +338,8 @@ class _Trial:
         )
         self._states(lambda state: state.flip(0, 1), self._everything)  # the garbage
         self._spread_garbage()
-        narrow = self._states(first, self._first, num_attended=self._narrow)
+        with narrowed([self._cache], self._narrow):
+            narrow = self._states(first, self._first)
         yield self.plain.difference(self._first, narrow)
         yield self.plain.difference(self._later, self._states(later, self._later))
         yield self.plain.difference(self._kept, self._states(one, self._kept))
@@ -370,9 +371,9 @@ class _Trial:
     def _states(self, pick: Callable, slots: Tensor, **window: Any) -> dict[str, Tensor]:
         """Everything to compare, of a window of tokens that are picked from the texts."""
         given = {name: pick(state) for name, state in self.plain.inputs.items()}
-        tokens, options = pick(self._tokens), {"num_attended": self._cache.num_slots, **window}
+        tokens = pick(self._tokens)
         return self._trace.run(
-            lambda: forward(self._views, tokens, self._cache, slots, **options)[0],
+            lambda: forward(self._views, tokens, self._cache, slots, **window)[0],
             lambda name, arrived: given[name],
         )
 

@@ -222,9 +222,16 @@ class SlotModel:
                 "can read ahead from; use a drafter with reads_target = False"
             )
 
-    def init_cache(self, batch_size: int, num_slots: int, *, max_window: int = 16) -> SlotCache:
+    def init_cache(
+        self,
+        batch_size: int,
+        num_slots: int,
+        *,
+        max_window: int = 16,
+        extra_slots: int | None = None,
+    ) -> SlotCache:
         """Storage for rows of at most `num_slots` tokens; see `check_room`. Recurrent layers keep a
-        window of at most `max_window` tokens.
+        window of at most `max_window` tokens. `extra_slots` as of `SlotCache`.
         """
         check_integer("batch_size", batch_size, 1)
         check_integer("num_slots", num_slots, 1)
@@ -232,7 +239,9 @@ class SlotModel:
         self.check_room(batch_size, num_slots, max_window=max_window)
         _ = self._views
         options = {"mixers": self.route.mixers, "max_window": max_window}
-        return SlotCache(batch_size, num_slots, self.route.shapes, **options)
+        return SlotCache(
+            batch_size, num_slots, self.route.shapes, extra_slots=extra_slots, **options
+        )
 
     def check_room(self, batch_size: int, num_slots: int, *, max_window: int = 1) -> None:
         """Raises `ValueError` for a cache that no device here can hold."""
@@ -276,7 +285,7 @@ class Target(SlotModel):
         >>> cache, text = target.init_cache(batch_size=1, num_slots=32), torch.tensor([[5, 6, 7]])
         >>> target.prefill(cache, text, torch.tensor([2]), offset=0)
         >>> nothing = Draft(text[:, :0])
-        >>> out = target.verify(cache, torch.tensor([2]), text[:, 2], nothing, num_attended=3)
+        >>> out = target.verify(cache, torch.tensor([2]), text[:, 2], nothing)
         >>> out.logits.shape
         torch.Size([1, 1, 2048])
     """
@@ -335,7 +344,7 @@ class Target(SlotModel):
         found = adapter_indices(self.model, names)
         rows = torch.zeros(3, dtype=torch.long, device=self.device)
         cache, draft = self.init_cache(3, 2), Draft(rows[:, None])
-        self.verify(cache, rows, rows, draft, num_attended=2, adapter=rows)
+        self.verify(cache, rows, rows, draft, adapter=rows)
         return found
 
     @property
@@ -366,7 +375,6 @@ class Target(SlotModel):
         lengths: Tensor,
         *,
         offset: int | Tensor,
-        num_attended: int | None = None,
         **row_inputs: Tensor,
     ) -> Tensor | None:
         """Reads one chunk of the prompts; rows shorter than the chunk write nothing.
@@ -380,21 +388,19 @@ class Target(SlotModel):
             lengths: `[B]` how many tokens of each prompt to read in all; positions at or beyond it
                 are skipped.
             offset: position of the chunk's first token; a tensor `[]` where it is on the device.
-            num_attended: host upper bound of the positions in use, the chunk's included; `None` is
-                `offset + C`.
             row_inputs: see `verify`.
 
         Returns:
             Features `[B, C, F]`, or `None`.
         """
         cache.check_rows(tokens)
-        if num_attended is None:
-            num_attended = check_integer("offset", offset, 0) + tokens.shape[1]
+        if not isinstance(offset, Tensor):
+            check_integer("offset", offset, 0)
         positions = offset + torch.arange(tokens.shape[1], device=tokens.device)
         slots = torch.where(positions < lengths[:, None], positions, cache.padding_slot)
         tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
-        options = {"num_attended": num_attended, "logits_to_keep": None, "is_chunk": True}
-        return self.forward(tokens, cache, slots, **options, **row_inputs)[1]
+        options = {"logits_to_keep": None, "is_chunk": True, **row_inputs}
+        return self.forward(tokens, cache, slots, **options)[1]
 
     def verify(
         self,
@@ -402,8 +408,6 @@ class Target(SlotModel):
         start: Tensor,
         anchor: Tensor,
         draft: Draft,
-        *,
-        num_attended: int,
         **row_inputs: Tensor,
     ) -> TargetOutput:
         """One forward over the anchor and the K draft tokens, a chain or a tree: nodes stand at
@@ -417,9 +421,6 @@ class Target(SlotModel):
             start: `[B]` position of the anchor.
             anchor: `[B]` the last committed token, not yet read by the target.
             draft: `[B, K]` tokens of the target's vocabulary.
-            num_attended: host upper bound of the positions in use, the window's included:
-                `max(start) + 1 + K` or more. It is believed, since `start` is on the device; with a
-                smaller number slots in use are not attended, and the logits are wrong.
             row_inputs: `[B]` int64 each. `position_offset`: how much further on each row's tokens
                 stand in its text than their slots say. `adapter`: of `adapter_indices`; without it
                 adapters are those that are active.
@@ -430,7 +431,7 @@ class Target(SlotModel):
         cache.check_rows(draft.tokens)
         tokens = torch.cat([anchor[:, None], draft.tokens], dim=1)  # [B, N]
         slots = start[:, None] + torch.arange(tokens.shape[1], device=start.device)
-        options = {"num_attended": num_attended, **row_inputs}
+        tree = {}
         if not draft.is_chain:  # of a chain slots say where tokens stand and what they see
-            options |= {"positions": start[:, None] + draft.depths, "visible": draft.ancestors}
-        return TargetOutput(*self.forward(tokens, cache, slots, **options))
+            tree = {"positions": start[:, None] + draft.depths, "visible": draft.ancestors}
+        return TargetOutput(*self.forward(tokens, cache, slots, **tree, **row_inputs))

@@ -5,14 +5,14 @@ Legend: B rows, N tokens, S slots, d width of a head.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer
-from specdec.target.cache import Chunk, SlotCache, Window, round_up
+from specdec.target.cache import Chunk, SlotCache, Window
 from specdec.target.target import SlotModel, Target
 
 
@@ -26,7 +26,6 @@ class TargetText:
         cache: where they are; token t of a row is in slot t.
         lengths: `[B]` int64, tokens of each row that the target has read: the slot of the anchor of
             its next step. What is at or beyond it is garbage.
-        num_attended: host upper bound of the slots in use, those of a proposal included.
         room: tokens that may be run behind the text: K + 1, and the drafter's `extra_slots`; `None`
             where nobody counts.
         position_offset, adapter: of the rows, see `Target.verify`.
@@ -35,7 +34,7 @@ class TargetText:
     target: Target
     cache: SlotCache
     lengths: Tensor
-    num_attended: int
+    _: KW_ONLY
     room: int | None = None
     position_offset: Tensor | None = None
     adapter: Tensor | None = None
@@ -51,7 +50,7 @@ class TargetText:
         views that must not be written to.
         """
         stored = self.cache.keys[layer], self.cache.values[layer]
-        keys, values = (x.transpose(1, 2).narrow(2, 0, self._num_slots) for x in stored)
+        keys, values = (x.transpose(1, 2).narrow(2, 0, self.cache.in_use) for x in stored)
         return keys, values
 
     def window(self, num_queries: int) -> Window:
@@ -60,11 +59,7 @@ class TargetText:
         nothing may be proposed from it.
         """
         slots = (self.lengths - 1).clamp(min=0)[:, None].expand(-1, num_queries)
-        return Window(slots, self._num_slots, has_kernels=self.cache.has_kernels)
-
-    @property
-    def _num_slots(self) -> int:
-        return min(round_up(self.num_attended), self.cache.num_slots)
+        return Window(slots, self.cache.in_use, has_kernels=self.cache.has_kernels)
 
     def forward(
         self, model: SlotModel, tokens: Tensor, *, offset: int = 0, **options: Any
@@ -95,7 +90,7 @@ class TargetText:
             )
         first = self.lengths[:, None] + check_integer("offset", offset, 0)
         slots = first + torch.arange(tokens.shape[1], device=tokens.device)
-        own = {"num_attended": self.num_attended, "position_offset": self.position_offset}
+        own = {"position_offset": self.position_offset}
         if model.model is self.target.model:  # another one's adapters have other numbers
             own["adapter"] = self.adapter
         options = own | options

@@ -157,7 +157,6 @@ def forward(
     cache: SlotCache,
     slots: Tensor,
     *,
-    num_attended: int,
     positions: Tensor | None = None,
     position_offset: Tensor | None = None,
     adapter: Tensor | None = None,
@@ -175,7 +174,6 @@ def forward(
         tokens: `[B, N]` int64 ids of the vocabulary.
         cache: the rows' storage.
         slots: `[B, N]` int64, slot of each token; `cache.padding_slot` for tokens to forget.
-        num_attended: host upper bound of the largest real slot, plus 1.
         positions, visible: see `Window`; by default those of a chain.
         position_offset: `[B]` int64, `Window.offset`.
         adapter: `[B]` int64, `RowAdapters.rows`.
@@ -189,7 +187,6 @@ def forward(
     """
     window = cache.open_window(
         slots,
-        num_attended=num_attended,
         positions=positions,
         offset=position_offset,
         visible=visible,

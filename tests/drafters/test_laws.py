@@ -568,13 +568,13 @@ def test_a_proposal_is_that_of_a_call_that_starts_with_the_text_so_far(others, l
 # Law 13.
 
 
-def poison(drafter, state, context):
+def poison(drafter, state, context, num_in_use):
     """Garbage in every entry that a step has to write before it reads it, and NaN where not even
     a mask may be relied on.
     """
     if isinstance(drafter, FirstMatch):
         for part, of_part in zip(drafter.drafters, state.parts, strict=True):
-            poison(part, of_part, context)
+            poison(part, of_part, context, num_in_use)
     if isinstance(getattr(state, "tokens", None), torch.Tensor):
         slots = torch.arange(state.tokens.shape[1])
         state.tokens.masked_fill_(slots >= context.start[:, None], 1)
@@ -593,7 +593,7 @@ def poison(drafter, state, context):
         for tables in cache.memory.records.values():
             for table in tables.values():
                 table[torch.arange(table.shape[1]) >= num_kept] = 100.0
-    slots, reach = torch.arange(cache.num_slots + 1), round_up(context.num_attended + 8)
+    slots, reach = torch.arange(cache.num_slots + 1), round_up(num_in_use + 8)
     for depth in cache.keys:
         first, is_read = context.start, torch.ones_like(context.start, dtype=torch.bool)
         if (
@@ -632,7 +632,7 @@ def test_what_must_not_be_read_changes_nothing(name, seed, warp):
         if features:
             dirty.garbage_feature = torch.nan
         context = dirty.context()
-        poison(drafter, poisoned, context)
+        poison(drafter, poisoned, context, loop.num_in_use)
         draft, _ = propose(drafter, loop, poisoned, warp, context=context)
         where = is_valid(expected)
         assert is_valid(draft).equal(where)

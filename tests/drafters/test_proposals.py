@@ -27,8 +27,8 @@ def propose(drafter, gate, rows=2, **options):
     text = torch.tensor([[7, 3, 11, 5]]).expand(rows, -1)
     state = drafter.init_state(rows, 16, vocab_size=61, device=torch.device("cpu"))
     start, num_new = torch.zeros(rows, dtype=torch.long), torch.full((rows,), 3)
-    drafter.prefill(Context(text[:, :3], None, start, num_new - 1, num_attended=3), state)
-    context = Context(text, None, start, num_new, num_attended=4 + drafter.num_draft_tokens)
+    drafter.prefill(Context(text[:, :3], None, start, num_new - 1), state)
+    context = Context(text, None, start, num_new)
     noise = Noise(list(range(rows))).at(start + 3, drafter.num_draft_tokens + 1)
     return drafter.propose(context, state, drawing(drafter, Warp(rows, **gate), noise, **options))
 

@@ -70,7 +70,7 @@ def ours(drafter: EagleDrafter, text, features) -> Grown:
     where = {"vocab_size": VOCAB, "device": torch.device("cpu")}
     count = drafter.num_draft_tokens
     state = drafter.init_state(1, text.shape[1] + count + 1, **where)
-    context = Context(text, features, length * 0, length, text.shape[1] + count)
+    context = Context(text, features, length * 0, length)
     drawing = Drawing(count, Warp(1, temperature=0), None, draw_by_inversion)
     draft = drafter.propose(context, state, drawing)
     parents, depths = draft.parents[0].tolist(), []

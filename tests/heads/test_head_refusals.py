@@ -190,7 +190,7 @@ def test_a_context_without_features_or_with_others_is_refused(own):
     drafter = DRAFTERS[own][1]
     state = drafter.init_state(1, 20, vocab_size=23, device=torch.device("cpu"))
     one = torch.tensor([1])
-    context = Context(torch.tensor([[3, 1]]), None, 0 * one, one, num_attended=4)
+    context = Context(torch.tensor([[3, 1]]), None, 0 * one, one)
     with refused("needs the target's features .. brings none"):
         drafter.prefill(context, state)
     with refused("48 in all .. 5 wide .. another target"):
@@ -200,7 +200,7 @@ def test_a_context_without_features_or_with_others_is_refused(own):
 def test_windows_of_prediction_modules_that_do_not_fit_are_refused():
     """Rows to remember of features 5 wide."""
     two = torch.tensor([1, 1])
-    context = Context(torch.ones(2, 4).long(), torch.ones(2, 3, 5), 0 * two, two, num_attended=4)
+    context = Context(torch.ones(2, 4).long(), torch.ones(2, 3, 5), 0 * two, two)
     past = PastRows(torch.ones(2, 4).long(), torch.ones(2, 4, 5))
     bare, narrow = replace(context, features=None), past._replace(features=past.features[..., :4])
     for case, width, message in (

@@ -79,7 +79,7 @@ def test_every_pass_attends_to_what_its_predicate_shows(way, name, seed, rows, c
     garbage = noise(2, rows, KV_HEADS, num_slots, SIZE)
     known = torch.arange(num_slots) < start[:, None]
     oracle.write(torch.where(known, everywhere, -1), *garbage, padding_slot=-1)
-    WindowPlan(cache, everywhere, num_attended=num_slots, table=table).open(0).attend(
+    WindowPlan(cache, everywhere, table=table).open(0).attend(
         0, noise(rows, HEADS, num_slots, SIZE), *garbage
     )
     offsets = torch.arange(count + later)
@@ -89,8 +89,8 @@ def test_every_pass_attends_to_what_its_predicate_shows(way, name, seed, rows, c
     slots = torch.cat([slots, (start + real)[:, None] + offsets[:later]], dim=1)
     last = start + real - 1
     visible = (slots[:, :count] < num_slots)[:, None] if is_block else None
-    bound = int((start + real).max()) + later
-    plan = WindowPlan(cache, slots, later, num_attended=bound, table=table, visible=visible)
+    cache.in_use = int((start + real).max()) + later
+    plan = WindowPlan(cache, slots, later, table=table, visible=visible)
     for i in range(1 + later):
         own = slots[:, :count] if i == 0 else slots[:, count + i - 1 : count + i]
         query = noise(rows, HEADS, own.shape[1], SIZE)
@@ -121,7 +121,7 @@ def test_tokens_without_queries_bring_keys_and_values(num_silent):
     for silent in (0, num_silent):
         cache = SlotCache(2, 16, {0: shape})
         table = torch.zeros(17, 2 * SIZE).double()
-        step = WindowPlan(cache, slots, num_attended=8, table=table).open(0)
+        step = WindowPlan(cache, slots, table=table).open(0)
         outs.append(step.attend(0, states[0][:, :, silent:], *states[1:]))
         caches.append(cache.keys[0])
     assert outs[1].shape == (2, HEADS, 5 - num_silent, SIZE)

@@ -57,12 +57,12 @@ def test_a_cache_that_is_written_by_the_kernel_is_the_same(monkeypatch):
     one, other = SlotCache(3, 16, shapes), SlotCache(3, 16, shapes)
     slots = torch.tensor([[0, 1], [7, 8], [3, 16]])
     states = torch.randn(3, 2, 2, 4), torch.randn(3, 2, 2, 6)
-    one.open_window(slots, num_attended=9)
+    one.open_window(slots)
     theirs = one.update(*states, 0)
     other.has_kernels = True
     monkeypatch.setattr("specdec.target.cache.writes_slots", lambda *_: True)
     monkeypatch.setattr("specdec.target.cache.write_slots", triton.write_slots)
-    other.open_window(slots, num_attended=9)
+    other.open_window(slots)
     ours = other.update(*states, 0)
     for mine, his in zip(ours, theirs, strict=True):
         assert torch.equal(mine, his)

@@ -163,10 +163,10 @@ def test_the_bound_of_the_host_holds_and_stops_growing_at_the_room_of_the_call()
     for _ in range(40):
         generator.step(generation)
         window_end = generation.lengths + generator.drafter.num_draft_tokens
-        assert int(window_end.max()) <= generation.state.num_attended <= cap
-    assert generation.state.num_attended == cap
+        assert int(window_end.max()) <= generation.state.num_in_use <= cap
+    assert generation.state.num_in_use == cap
     generator, generation = prepared("llama", "lookup", "sampled")
-    loose = generation.state.num_attended
+    loose = generation.state.num_in_use
     generation.synchronize()  # whoever reads the lengths makes it exact
     longest = int(generation.lengths.max())
-    assert generation.state.num_attended == longest + generator.drafter.num_draft_tokens < loose
+    assert generation.state.num_in_use == longest + generator.drafter.num_draft_tokens < loose

@@ -75,7 +75,7 @@ def test_features_of_prefill_and_verification_are_hfs_hidden_states(model, chunk
             torch.testing.assert_close(seen, wanted, atol=1e-5, rtol=1e-5)
     anchor, *right = IDS.gather(1, NUM_READ[:, None] + torch.arange(3)).T
     for tokens in (torch.full((3, 2), 5), torch.stack(right, dim=1)):  # the first are rejected
-        features = target.verify(cache, NUM_READ, anchor, Draft(tokens), num_attended=11).features
+        features = target.verify(cache, NUM_READ, anchor, Draft(tokens)).features
     for row, count in enumerate(NUM_READ.tolist()):
         wanted = expected[row][count : count + 3]
         seen = features[row, : len(wanted)]

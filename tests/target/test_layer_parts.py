@@ -36,7 +36,7 @@ def read(target):
     """Logits of the last tokens, after a chunk with the first ones; and the cache."""
     cache, slots = target.init_cache(1, 16), torch.arange(NUM_READ, IDS.shape[1])[None]
     target.prefill(cache, IDS[:, :NUM_READ], torch.tensor([NUM_READ]), offset=0)
-    return *target.forward(IDS[:, NUM_READ:], cache, slots, num_attended=IDS.shape[1]), cache
+    return *target.forward(IDS[:, NUM_READ:], cache, slots), cache
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "llama4", "gpt_oss", "gpt2", *IN_TUPLES])

@@ -54,9 +54,7 @@ def by_slots(target, texts, nodes, positions, visible):
     cache = target.init_cache(2, 32)
     target.prefill(cache, texts, lengths, offset=0)
     slots = lengths[:, None] + torch.arange(COUNT)
-    logits, _ = target.forward(
-        nodes, cache, slots, num_attended=32, positions=positions, visible=visible
-    )
+    logits, _ = target.forward(nodes, cache, slots, positions=positions, visible=visible)
     return logits
 
 
@@ -91,7 +89,7 @@ def test_a_heads_pass_attends_by_its_nodes_and_turns_by_their_positions():
         layer.rotary_table(33, **where),
     )
     hidden = torch.randn(1, length + COUNT, 16, generator=torch.Generator().manual_seed(1)).double()
-    slots, bound = torch.arange(length + COUNT)[None], {"num_attended": 16, "table": table}
+    slots, bound = torch.arange(length + COUNT)[None], {"table": table}
     step = WindowPlan(cache, slots[:, :length], **bound).open(0)
     block(hidden[:, :length], step.angles, step.attend)
     tree = {"positions": length + DEPTHS[None], "visible": ancestors()[None]}

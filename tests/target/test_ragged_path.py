@@ -38,7 +38,7 @@ def verified_logits(target, poison=0.0):
         buffer.fill_(poison)
     target.prefill(cache, tokens[:, :7], LENGTHS, offset=0)
     draft = Draft(tokens[:, 8:11])
-    return target.verify(cache, LENGTHS, tokens[:, 7], draft, num_attended=11).logits
+    return target.verify(cache, LENGTHS, tokens[:, 7], draft).logits
 
 
 @pytest.mark.parametrize("name", NAMES)

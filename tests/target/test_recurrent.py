@@ -199,9 +199,9 @@ def test_nothing_of_a_rejected_token_is_left(name):
             draft = tokens.gather(1, window)
             is_rejected = torch.arange(5) >= torch.tensor(kept)[:, None]
             draft = torch.where(is_rejected, (draft + wrong) % VOCAB, draft)
-            target.verify(cache, start, draft[:, 0], Draft(draft[:, 1:]), num_attended=16)
+            target.verify(cache, start, draft[:, 0], Draft(draft[:, 1:]))
             start = start + torch.tensor(kept)
-        target.verify(cache, start, tokens[:, 0], Draft(tokens[:, :0]), num_attended=16)
+        target.verify(cache, start, tokens[:, 0], Draft(tokens[:, :0]))
         caches.append(cache)
     for place, state in caches[0].memory.states.items():
         assert state.isfinite().all()
@@ -385,4 +385,4 @@ def test_what_cannot_be_taken_back_is_refused():
     cache = target.init_cache(1, 16, max_window=2)
     draft = Draft(torch.zeros(1, 2, dtype=torch.long))
     with pytest.raises(ValueError, match="this cache was made for at most 2; pass max_window"):
-        target.verify(cache, torch.tensor([0]), torch.tensor([1]), draft, num_attended=3)
+        target.verify(cache, torch.tensor([0]), torch.tensor([1]), draft)

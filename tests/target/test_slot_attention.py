@@ -45,7 +45,7 @@ def open_window(slots, num_slots, sliding_window=None):
     """The window of a forward over `[B, N]` slots that attends over all of a cache."""
     windows = {LAYER.layer_idx: sliding_window}
     cache = SlotCache(len(slots), num_slots, {})
-    return cache.open_window(slots, num_attended=num_slots, layer_windows=windows)
+    return cache.open_window(slots, layer_windows=windows)
 
 
 def random_case(size, seed, dtype=torch.float64):
@@ -150,7 +150,7 @@ def test_every_row_of_a_mask_starts_where_every_backend_can_read_it(rows, width,
     """cuDNN's attention reads 16 bytes at a time, also of a half precision mask."""
     generator = torch.Generator().manual_seed(seed)
     slots = torch.randint(0, room, (rows, width), generator=generator)
-    window = SlotCache(rows, room, {}).open_window(slots, num_attended=max(bound, room))
+    window = SlotCache(rows, room, {}).open_window(slots)
     for dtype in (torch.bfloat16, torch.float32):
         mask = window_mask(window, width, dtype)
         assert mask.is_contiguous()

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from specdec import ModelDrafter, SpeculativeGenerator, Target
 from specdec.graphs.tree import fill, keep_rows, rows_to_keep, size_bytes
 from specdec.target.attention import window_mask
-from specdec.target.cache import KeyValueShape, SlotCache, Window, check_room, round_up
+from specdec.target.cache import KeyValueShape, SlotCache, Window, check_room, narrowed, round_up
 from specdec.types import Draft
 
 LAYERS, HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 2, 3, 1
@@ -36,7 +36,7 @@ class CacheAgainstLists(RuleBasedStateMachine):
 
     @initialize(rows=st.integers(1, 4), num_slots=st.integers(5, 20))
     def begin(self, rows, num_slots):
-        self.whole = self.cache = SlotCache(rows, num_slots, SHAPES)
+        self.whole = self.cache = SlotCache(rows, num_slots, SHAPES, extra_slots=0)
         self.forget(rows)
         self.serial = 0
 
@@ -61,7 +61,8 @@ class CacheAgainstLists(RuleBasedStateMachine):
             for b in range(rows)
         ]
         reach = max((s + 1 for row in slots for s in row if s < cache.padding_slot), default=1)
-        cache.open_window(torch.tensor(slots), num_attended=reach + slack)
+        with narrowed([cache], reach + slack):
+            cache.open_window(torch.tensor(slots))
         addresses = self.addresses()
         for layer in range(LAYERS):
             keys, values = cache.update(
@@ -169,7 +170,7 @@ def verified_logits(target, poison):
     """Logits of a ragged window, with the cache poisoned between prefill and verification."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, VOCAB, (3, 8 + NUM_DRAFT_TOKENS), generator=generator)
-    cache = target.init_cache(3, NUM_SLOTS)
+    cache = target.init_cache(3, NUM_SLOTS, extra_slots=0)
     target.prefill(cache, tokens[:, :7], NUM_READ, offset=0)
     slots = torch.arange(NUM_SLOTS + 1)
     windows_end = NUM_READ[:, None] + 1 + NUM_DRAFT_TOKENS
@@ -184,7 +185,8 @@ def verified_logits(target, poison):
             buffer[places[place]] = value
     draft = Draft(tokens[:, 8:])
     end = int(NUM_READ.max()) + 1 + NUM_DRAFT_TOKENS
-    return target.verify(cache, NUM_READ, tokens[:, 7], draft, num_attended=end).logits
+    with narrowed([cache], end):
+        return target.verify(cache, NUM_READ, tokens[:, 7], draft).logits
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral_sliding", "gemma2", "gpt_oss", "mpt"])

@@ -31,7 +31,7 @@ def drafted_logits(drafter, tokens, features, monkeypatch):
         patched.setattr(MTPDrafter, "logits", spy)
         state = drafter.init_state(1, 40, vocab_size=VOCAB, device=torch.device("cpu"))
         count = torch.tensor([tokens.shape[1] - 1])
-        context = Context(tokens, features, 0 * count, count, tokens.shape[1] + 4)
+        context = Context(tokens, features, 0 * count, count)
         noise = Noise([0]).at(count, drafter.num_draft_tokens + 1)
         draft = drafter.propose(context, state, drawing(drafter, Warp(1, temperature=0), noise))
     return draft.tokens, [row[:, -1] for row in seen]
