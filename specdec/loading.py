@@ -24,7 +24,9 @@ import transformers
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_choice, shown
+from specdec.checkpoints.families import FAMILIES, RECOGNISED
 from specdec.checkpoints.hub import check_reachable, is_repository_id
+from specdec.checkpoints.load import load
 from specdec.checkpoints.survey import family_of
 from specdec.drafters import (
     CommonVocabulary,
@@ -34,7 +36,6 @@ from specdec.drafters import (
     SelfDrafter,
     SuffixDrafter,
     Tree,
-    head_drafters,
 )
 from specdec.drafters.model import check_same_tokenizer
 from specdec.drafters.visible import draft_cache
@@ -178,9 +179,9 @@ def find_drafter(
 
         check_choice("the zoo's drafter", path, zoo.DRAFTERS)
         return lambda target, **_: zoo.load_drafter(path, target, **given)
-    if kind in head_drafters() and path:
+    if kind in FAMILIES and path:
         _find_pretrained(path)
-        return lambda target, **_: head_drafters()[kind].from_pretrained(path, target, **given)
+        return lambda target, **_: load(path, target, families=(FAMILIES[kind],), **given)
     advice = [text for names, text in _ADVICE if kind in names.split()]
     if advice and not Path(name).exists():
         raise ValueError(f"there is no drafter {name!r}; write {advice[0]}")
@@ -190,10 +191,8 @@ def find_drafter(
         is_local = _find_pretrained(name)
     except ValueError as error:
         raise ValueError(f"{error}; a drafter is {NAMES}") from error
-    # Prediction modules lie in whole models, so they are never guessed.
-    guessed = {head.family: head for kind, head in head_drafters().items() if kind != "mtp"}
-    if family := family_of(name, families=tuple(guessed)):
-        return lambda target, **_: guessed[family].from_pretrained(name, target, **given)
+    if family_of(name, families=RECOGNISED):
+        return lambda target, **_: load(name, target, **given)
     return partial(_load_draft_model, name, is_local, given)
 
 

@@ -16,7 +16,7 @@ from architectures import build
 from torch import Tensor, nn
 
 from specdec import SpeculativeGenerator
-from specdec.checkpoints import Family, Source, Translation, survey_checkpoint
+from specdec.checkpoints import Family, Source, Translation, load, survey_checkpoint
 from specdec.checkpoints.export import write_checkpoint
 from specdec.checkpoints.layer_ids import check_layers
 from specdec.checkpoints.layers import layer_keys, read_layer
@@ -111,20 +111,8 @@ def translate(folder, source, target, options) -> Translation:
     return Translation(config, folder.tensors(), fields)
 
 
-TOY = Family(
-    name="toy",
-    marks="key toy_mask_token_id",
-    detect=detect,
-    translate=translate,
-    head=ToyHead,
-    options={"feature_layers": ()},
-)
-
-
 class ToyDrafter(HeadDrafter):
     """One pass per step."""
-
-    family = TOY
 
     def prefill(self, context, state):
         self._read(context, state, 0)
@@ -149,6 +137,17 @@ class ToyDrafter(HeadDrafter):
         plan = WindowPlan(state.cache, slots, table=state.angles)
         step = plan.open(0)
         return rows, self.head(self.embed(tokens), features, step.angles, step.attend)
+
+
+TOY = Family(
+    name="toy",
+    marks="key toy_mask_token_id",
+    detect=detect,
+    translate=translate,
+    drafter=ToyDrafter,
+    head=ToyHead,
+    options={"feature_layers": ()},
+)
 
 
 class ToyObjective(HeadObjective):
@@ -207,7 +206,7 @@ def main(folder: Path) -> None:
         after.stats.acceptance_length,
     )
     save(drafter.head, folder / "trained")
-    loaded = ToyDrafter.from_pretrained(folder / "trained", target, NUM_DRAFT_TOKENS)
+    loaded = load(folder / "trained", target, NUM_DRAFT_TOKENS, families=(TOY,))
     for name, tensor in drafter.head.state_dict().items():
         assert loaded.head.state_dict()[name].equal(tensor), name
 

@@ -5,6 +5,7 @@ What a family adds (how its files are recognised, translated and refused) is in 
 """
 
 from specdec.checkpoints.family import Family, Source, Translation
+from specdec.checkpoints.load import load
 from specdec.checkpoints.survey import Checkpoint, Survey, survey_checkpoint
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "Source",
     "Survey",
     "Translation",
+    "load",
     "survey_checkpoint",
 ]

@@ -11,6 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from specdec.checkpoints.family import Family, Source, Translation
 from specdec.checkpoints.files import CheckpointFolder
 from specdec.checkpoints.hf_layers import text_fields
+from specdec.drafters.assistant import AssistantDrafter
 from specdec.heads.assistant import CENTROIDS, EMBEDDINGS, AssistantConfig, AssistantHead
 from specdec.heads.sharing import check_target
 from specdec.show.text import one_line
@@ -56,6 +57,7 @@ ASSISTANT = Family(
     marks=f"model_type {' or '.join(KINDS)}",
     detect=detect,
     translate=translate,
+    drafter=AssistantDrafter,
     head=AssistantHead,
 )
 """Assistants of Gemma 4: E2B, E4B, 26B-A4B, 31B, and the unified models'."""

@@ -9,6 +9,7 @@ from specdec.checkpoints.head_layouts import EAGLES
 from specdec.checkpoints.layer_ids import CONVENTIONS
 from specdec.checkpoints.marks import Clues
 from specdec.checkpoints.refusals import other_designs
+from specdec.drafters.eagle import EagleDrafter
 from specdec.heads.eagle import EagleHead
 
 
@@ -28,6 +29,7 @@ EAGLE = Family(
     marks="tensors midlayer.*, layers.0.hidden_norm, or fc beside layers.0.*",
     detect=detect,
     translate=translate,
+    drafter=EagleDrafter,
     head=EagleHead,
     options={
         "layer_convention": CONVENTIONS,

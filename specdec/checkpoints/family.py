@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.files import CheckpointFolder, StoredTensor
+from specdec.drafters.head import HeadDrafter
 
 
 class Source(NamedTuple):
@@ -61,6 +62,7 @@ class Family:
             this family.
         translate: (folder, source, target or `None`, options that a caller set) -> `Translation`;
             `ValueError` for what is not supported, for contradictions and for another target.
+        drafter: drafts with these heads.
         head: (config, `[Vd]` ids of the target or `None`) -> the head. It is built on the `meta`
             device: its state dict names the tensors that must be there.
         options: what a caller may know better than a checkpoint's configuration: the options that
@@ -73,6 +75,7 @@ class Family:
     marks: str
     detect: Callable[[CheckpointFolder], Source | None]
     translate: Callable[[CheckpointFolder, Source, PreTrainedModel | None, dict], Translation]
+    drafter: type[HeadDrafter]
     head: Callable[[Any, Tensor | None], nn.Module]
     options: Mapping[str, tuple] = field(default_factory=dict, hash=False)
 

@@ -9,6 +9,7 @@ from specdec.checkpoints.feature_heads import recognise, translate
 from specdec.checkpoints.files import CheckpointFolder
 from specdec.checkpoints.head_layouts import BLOCKS, P_EAGLES, PARD
 from specdec.checkpoints.layer_ids import CONVENTIONS
+from specdec.drafters.mask_token import MaskTokenDrafter
 from specdec.heads.mask_token import Alignment, MaskTokenHead
 
 
@@ -27,6 +28,7 @@ MASK_TOKEN = Family(
     marks="keys ptd_token_id, pard_token, dflash_config, or tensor mask_hidden",
     detect=detect,
     translate=translate,
+    drafter=MaskTokenDrafter,
     head=MaskTokenHead,
     options={
         "mask_token_id": (),

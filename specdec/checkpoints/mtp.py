@@ -28,6 +28,7 @@ from specdec.checkpoints.files import FLOATS, CheckpointFolder, StoredTensor
 from specdec.checkpoints.layer_ids import check_layers
 from specdec.checkpoints.layers import layer_keys, read_layer, with_theta
 from specdec.checkpoints.mtp_layouts import LAYOUTS, Layout
+from specdec.drafters.mtp import MTPDrafter
 from specdec.heads.hf_layer import HFLayerConfig
 from specdec.heads.layers import LayerConfig
 from specdec.heads.mtp import MTPConfig, MTPHead, Semantics
@@ -399,6 +400,7 @@ MTP = Family(
     marks=f"prediction modules in a target's own checkpoint, or key {SECTION}",
     detect=detect,
     translate=translate,
+    drafter=MTPDrafter,
     head=MTPHead,
     options={
         "feature_layers": (),

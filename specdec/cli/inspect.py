@@ -58,7 +58,7 @@ def inspect(
     that is no checkpoint of a head, your own for instance, prints what it is.
     """
     from specdec.checkpoints import survey_checkpoint
-    from specdec.drafters import head_drafters
+    from specdec.checkpoints.families import FAMILIES
     from specdec.inspection import alternatives, describe, describe_part, table, try_readings
     from specdec.loading import find_drafter, load_target
 
@@ -74,8 +74,8 @@ def inspect(
     if make:
         print(describe_part(make(model, tokenizer=tokenizer, **place)))
         return
-    heads = {head.family: head for head in head_drafters().values()}
-    survey = survey_checkpoint(folder, model, families=tuple(heads), **vars(reading))
+    families = tuple(FAMILIES.values())
+    survey = survey_checkpoint(folder, model, families=families, **vars(reading))
     try:
         checkpoint = survey.load(model)
     except ValueError:
@@ -88,19 +88,19 @@ def inspect(
     inputs = _inputs(prompt, target, tokenizer).to(model.device)
     sizes = {"max_new_tokens": new_tokens or 64, "num_draft_tokens": k}
     masks = (inputs.input_ids, inputs.attention_mask)
-    trials = try_readings(readings, heads[survey.family], model, *masks, **sizes)
+    trials = try_readings(readings, survey.family.drafter, model, *masks, **sizes)
     print(f"\nparity check, greedy, K = {k}:\n{table(trials)}")
 
 
 def _folder_of(name: str) -> str | None:
     """Folder or id of a head's checkpoint; `None` for the name of another drafter."""
     from specdec import zoo
-    from specdec.drafters import head_drafters
+    from specdec.checkpoints.families import FAMILIES
 
     kind, _, path = name.partition(":")
     if kind == "zoo" and path in zoo.DRAFTERS:
         return None if path == "model" else str(zoo.WEIGHTS_DIR / zoo.DRAFTERS[path])
-    if kind in head_drafters() and path:
+    if kind in FAMILIES and path:
         return path
     return None if path or name in ("none", "lookup", "suffix") else name
 

@@ -19,7 +19,6 @@ from specdec.drafters.vocabulary import CommonVocabulary
 if TYPE_CHECKING:
     from specdec.drafters.assistant import AssistantDrafter
     from specdec.drafters.eagle import EagleDrafter
-    from specdec.drafters.head import HeadDrafter
     from specdec.drafters.mask_token import MaskTokenDrafter
     from specdec.drafters.mtp import MTPDrafter
     from specdec.heads.assistant import AssistantConfig, AssistantHead
@@ -70,21 +69,7 @@ __all__ = [
     "TopSlots",
     "Tree",
     "Visible",
-    "head_drafters",
 ]
-
-
-def head_drafters() -> dict[str, type[HeadDrafter]]:
-    """The drafters of all families of heads that are read, by the kinds in names of drafters
-    (`eagle:PATH`).
-
-    Example:
-        >>> list(head_drafters())
-        ['eagle', 'mask-token', 'mtp', 'assistant']
-    """
-    kinds = {"eagle": "EagleDrafter", "mask-token": "MaskTokenDrafter", "mtp": "MTPDrafter"}
-    kinds |= {"assistant": "AssistantDrafter"}
-    return {kind: __getattr__(name) for kind, name in kinds.items()}
 
 
 def __getattr__(name: str):

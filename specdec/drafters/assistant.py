@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from specdec.checkpoints.assistant import ASSISTANT
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.tree import TreePass, TreePlan
 from specdec.graphs.tree import shared
@@ -63,7 +62,6 @@ class AssistantDrafter(HeadDrafter):
         ('final',)
     """
 
-    family = ASSISTANT
     head_type = AssistantHead
     reads_target = True
 

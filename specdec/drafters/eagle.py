@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.checkpoints.eagle import EAGLE
 from specdec.drafters.head import HeadDrafter, HeadState
 from specdec.drafters.tree import TreePass
 from specdec.heads.eagle import EagleHead
@@ -51,7 +50,6 @@ class EagleDrafter(HeadDrafter):
     arXiv:2503.01840 (EAGLE-3).
     """
 
-    family = EAGLE
     head_type = EagleHead
 
     def prefill(self, context: Context, state: HeadState) -> None:

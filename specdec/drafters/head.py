@@ -7,6 +7,7 @@ attention head, S slots.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -15,17 +16,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_placement
-from specdec.checkpoints.export import Layout, save_head
-from specdec.checkpoints.family import Family
-from specdec.checkpoints.layout import HeadLayout
-from specdec.checkpoints.survey import survey_checkpoint
 from specdec.drafters.base import TreeDrafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.tree import Tree, TreePlan
 from specdec.graphs.tree import shared
 from specdec.heads.sharing import borrow, look_up, model_of
 from specdec.heads.window import ContextRows, read_context
-from specdec.hf import device_of
 from specdec.target import Target
 from specdec.target.cache import SlotCache
 from specdec.types import Context
@@ -66,8 +62,6 @@ class HeadDrafter(TreeDrafter):
         ValueError: the head does not fit the target (vocabulary, widths), K < 0, or see `Proposal`.
     """
 
-    family: ClassVar[Family]
-    """The checkpoints that `from_pretrained` reads."""
     head_type: ClassVar[type[nn.Module]] = nn.Module
     """The heads that it drafts with."""
 
@@ -149,26 +143,28 @@ class HeadDrafter(TreeDrafter):
             ValueError: an unsafe, damaged, unsupported or contradictory checkpoint, or one of a
                 head for another target.
         """
-        model = model_of(target)
-        survey = survey_checkpoint(path_or_id, model, families=(cls.family,), **options)
-        head = survey.load(model).build().to(device_of(model.get_input_embeddings()))
-        kinds = {"proposal": proposal, "draft_temperature": draft_temperature}
-        return cls(head, target, num_draft_tokens, tree=tree, **kinds)
+        # Above the drafters, which they know.
+        load = import_module("specdec.checkpoints.load").load
+        family = import_module("specdec.checkpoints.families").family_of_drafter(cls)
+        options |= {"proposal": proposal, "draft_temperature": draft_temperature, "tree": tree}
+        return load(path_or_id, target, num_draft_tokens, families=(family,), **options)
 
     def save_pretrained(
         self,
         folder: str | Path,
-        layout: Layout | HeadLayout | None = None,
+        layout: Any = None,
         *,
         verifier: str | None = None,
     ) -> tuple[str, ...]:
         """Writes an EAGLE or a mask-token head as other engines read it; Args, Returns and Raises
-        as `save_head`. The default `verifier` is where the target was loaded from.
+        as `checkpoints.export.save_head`. The default `verifier` is where the target was loaded
+        from.
         """
         target, options = self._borrowed, {"num_draft_tokens": max(self.num_draft_tokens, 1)}
         options |= {"verifier": verifier or target.name, "target_layers": target.num_layers}
         options |= {"embed_tokens": target.embeddings.weight, "lm_head": target.lm_head.weight}
-        return save_head(self.head, folder, layout, **options)
+        above = import_module("specdec.checkpoints.export")
+        return above.save_head(self.head, folder, layout, **options)
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Refuses another vocabulary or device, and more tokens than a block or the ids allow."""

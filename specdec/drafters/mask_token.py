@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_number
-from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.drafters.head import HeadDrafter, HeadState
 from specdec.drafters.proposal import Kind
 from specdec.drafters.tree import Tree, TreePass, TreePlan
@@ -65,7 +64,6 @@ class MaskTokenDrafter(HeadDrafter):
     al., arXiv:2602.06036 (DFlash).
     """
 
-    family = MASK_TOKEN
     head_type = MaskTokenHead
     confidence_threshold: float | None = None
 

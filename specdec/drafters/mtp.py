@@ -6,13 +6,13 @@ Legend: B rows, N new tokens, K draft tokens, D depths, H width of the head, W w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.checkpoints.mtp import MTP, save_modules
 from specdec.drafters.head import HeadDrafter, HeadState
 from specdec.drafters.proposal import Drafting
 from specdec.heads.mtp import MTPHead
@@ -79,7 +79,6 @@ class MTPDrafter(HeadDrafter):
     Reference: DeepSeek-AI, arXiv:2412.19437, section 2.2; Gloeckle et al., arXiv:2404.19737.
     """
 
-    family = MTP
     head_type = MTPHead
     drafts_trees = False
 
@@ -99,7 +98,7 @@ class MTPDrafter(HeadDrafter):
         """Writes the head in the library's own layout, or the target with the head in one that
         engines read. Args and Raises: as `save_modules`.
         """
-        save_modules(self.head, folder, layout, target)
+        import_module("specdec.checkpoints.mtp").save_modules(self.head, folder, layout, target)
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device

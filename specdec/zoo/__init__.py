@@ -152,8 +152,9 @@ def load_drafter(
     options = {"proposal": proposal, "draft_temperature": draft_temperature, "tree": tree}
     options["num_draft_tokens"] = num_draft_tokens
     # Imported here, so that models and prompts load without the rest of the library.
-    from specdec.checkpoints.survey import family_of
-    from specdec.drafters import ModelDrafter, head_drafters
+    from specdec.checkpoints.families import FAMILIES
+    from specdec.checkpoints.load import load
+    from specdec.drafters import ModelDrafter
     from specdec.hf import device_of
 
     if target is not None:
@@ -168,10 +169,7 @@ def load_drafter(
     if target is None:
         raise ValueError(f"the drafter {name!r} reads its target's hidden states; pass the target")
     folder = _folder(DRAFTERS[name], holding="model.safetensors")
-    heads = {drafter.family: drafter for drafter in head_drafters().values()}
-    drafter = heads[family_of(folder, families=tuple(heads))].from_pretrained(
-        folder, target, **options
-    )
+    drafter = load(folder, target, families=tuple(FAMILIES.values()), **options)
     return drafter.to(device, target.dtype)
 
 

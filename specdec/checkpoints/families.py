@@ -1,0 +1,32 @@
+"""All families of heads whose files are read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specdec.checkpoints.assistant import ASSISTANT
+from specdec.checkpoints.eagle import EAGLE
+from specdec.checkpoints.family import Family
+from specdec.checkpoints.mask_token import MASK_TOKEN
+from specdec.checkpoints.mtp import MTP
+from specdec.drafters.head import HeadDrafter
+
+FAMILIES = {"eagle": EAGLE, "mask-token": MASK_TOKEN, "mtp": MTP, "assistant": ASSISTANT}
+"""Heads that are read, by the kinds in names of drafters (`eagle:PATH`)."""
+RECOGNISED = EAGLE, MASK_TOKEN, ASSISTANT
+"""Those whose folders are known by their files; prediction modules lie in whole models."""
+
+
+def family_of_drafter(kind: type[HeadDrafter]) -> Family:
+    """The family that a class of drafters drafts with, and loads its heads into.
+
+    Raises:
+        TypeError: of a class for which nothing here reads files.
+    """
+    for family in FAMILIES.values():
+        if issubclass(kind, family.drafter):
+            return replace(family, drafter=kind)
+    raise TypeError(
+        f"no files of {kind.__name__} are known; specdec.checkpoints.load(path, target, "
+        "families=(...)) reads those of a Family of your own"
+    )
