@@ -8,41 +8,32 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specdec.certify import certify
-    from specdec.drafters import (
-        AssistantDrafter,
-        Drafter,
-        EagleDrafter,
-        FirstMatch,
-        MaskTokenDrafter,
-        ModelDrafter,
-        MTPDrafter,
-        NoDrafter,
-        PromptLookupDrafter,
-        Proposal,
-        Recent,
-        SelfDrafter,
-        Sinks,
-        SuffixDrafter,
-        TopSlots,
-        Tree,
-    )
+    from specdec.drafters.assistant import AssistantDrafter
+    from specdec.drafters.base import Drafter, NoDrafter
+    from specdec.drafters.eagle import EagleDrafter
+    from specdec.drafters.join import FirstMatch
+    from specdec.drafters.lookup import PromptLookupDrafter
+    from specdec.drafters.mask_token import MaskTokenDrafter
+    from specdec.drafters.model import ModelDrafter
+    from specdec.drafters.mtp import MTPDrafter
+    from specdec.drafters.proposal import Proposal
+    from specdec.drafters.self_draft import SelfDrafter
+    from specdec.drafters.suffix import SuffixDrafter
+    from specdec.drafters.tree import Tree
+    from specdec.drafters.visible import Recent, Sinks, TopSlots
     from specdec.evaluation import Evaluation, evaluate
     from specdec.generator import SpeculativeGenerator
     from specdec.request import GenerateOptions
     from specdec.request.grammar import GrammarProcessor
     from specdec.results import GenerationResult, SpeculationStats
-    from specdec.samplers import (
-        BlockSampler,
-        CouplingSampler,
-        Drawing,
-        EnsembleSampler,
-        RejectionSampler,
-        Sampler,
-        StepNoise,
-        Stream,
-        TypicalSampler,
-        Warp,
-    )
+    from specdec.samplers.base import Sampler
+    from specdec.samplers.block import BlockSampler
+    from specdec.samplers.coupling import CouplingSampler
+    from specdec.samplers.ensemble import EnsembleSampler
+    from specdec.samplers.noise import Drawing, StepNoise, Stream
+    from specdec.samplers.rejection import RejectionSampler
+    from specdec.samplers.typical import TypicalSampler
+    from specdec.samplers.warp import Warp
     from specdec.target import Target
     from specdec.types import PAD_TOKEN, Context, Draft, Verdict
 
@@ -88,21 +79,46 @@ __all__ = [
     "evaluate",
 ]
 
-_HOMES = (
-    *("types", "results", "samplers", "target", "drafters", "request", "request.grammar"),
-    *("generator", "evaluation"),
-)
-"""Rooms that define the names, from the ground up."""
+_HOMES = {
+    "drafters.assistant": "AssistantDrafter",
+    "drafters.base": "Drafter NoDrafter",
+    "drafters.eagle": "EagleDrafter",
+    "drafters.join": "FirstMatch",
+    "drafters.lookup": "PromptLookupDrafter",
+    "drafters.mask_token": "MaskTokenDrafter",
+    "drafters.model": "ModelDrafter",
+    "drafters.mtp": "MTPDrafter",
+    "drafters.proposal": "Proposal",
+    "drafters.self_draft": "SelfDrafter",
+    "drafters.suffix": "SuffixDrafter",
+    "drafters.tree": "Tree",
+    "drafters.visible": "Recent Sinks TopSlots",
+    "evaluation": "Evaluation evaluate",
+    "generator": "SpeculativeGenerator",
+    "request": "GenerateOptions",
+    "request.grammar": "GrammarProcessor",
+    "results": "GenerationResult SpeculationStats",
+    "samplers.base": "Sampler",
+    "samplers.block": "BlockSampler",
+    "samplers.coupling": "CouplingSampler",
+    "samplers.ensemble": "EnsembleSampler",
+    "samplers.noise": "Drawing StepNoise Stream",
+    "samplers.rejection": "RejectionSampler",
+    "samplers.typical": "TypicalSampler",
+    "samplers.warp": "Warp",
+    "target": "Target",
+    "types": "PAD_TOKEN Context Draft Verdict",
+}
+"""Modules that define the names, as type checkers see them above."""
 
 
 def __getattr__(name: str):
     # On first use: torch and transformers take seconds, for which `specdec --help` need not wait.
     if find_spec(f"specdec.{name}"):
         return import_module(f"specdec.{name}")
-    for home in _HOMES if name in __all__ else ():
-        module = import_module(f"specdec.{home}")
-        if hasattr(module, name):
-            globals()[name] = getattr(module, name)
+    for home, names in _HOMES.items():
+        if name in names.split():
+            globals()[name] = getattr(import_module(f"specdec.{home}"), name)
             return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -24,10 +24,6 @@ import transformers
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_choice, shown
-from specdec.checkpoints.families import FAMILIES, RECOGNISED
-from specdec.checkpoints.hub import check_reachable, is_repository_id
-from specdec.checkpoints.load import load
-from specdec.checkpoints.survey import family_of
 from specdec.drafters import (
     CommonVocabulary,
     Drafter,
@@ -40,10 +36,30 @@ from specdec.drafters import (
 from specdec.drafters.model import check_same_tokenizer
 from specdec.drafters.visible import draft_cache
 from specdec.hf import device_of
-from specdec.samplers import SAMPLERS, Sampler
+from specdec.samplers import (
+    BlockSampler,
+    CouplingSampler,
+    EnsembleSampler,
+    GBVSampler,
+    RejectionSampler,
+    Sampler,
+    SpecTrSampler,
+    TypicalSampler,
+)
 from specdec.show.text import one_line, printable
 from specdec.target import Target
 
+SAMPLERS: dict[str, type[Sampler]] = {
+    "auto": BlockSampler,
+    "block": BlockSampler,
+    "rejection": RejectionSampler,
+    "coupling": CouplingSampler,
+    "gbv": GBVSampler,
+    "spectr": SpecTrSampler,
+    "typical": TypicalSampler,
+    "ensemble": EnsembleSampler,
+}
+"""Samplers by name; the last needs a weight."""
 MakeDrafter = Callable[..., Drafter | None]
 """(target, *, tokenizer, dtype, device) -> the drafter of a name that was found."""
 
@@ -179,6 +195,11 @@ def find_drafter(
 
         check_choice("the zoo's drafter", path, zoo.DRAFTERS)
         return lambda target, **_: zoo.load_drafter(path, target, **given)
+    # Here, since a generator of parts reads no files.
+    from specdec.checkpoints.families import FAMILIES, RECOGNISED
+    from specdec.checkpoints.load import load
+    from specdec.checkpoints.survey import family_of
+
     if kind in FAMILIES and path:
         _find_pretrained(path)
         return lambda target, **_: load(path, target, families=(FAMILIES[kind],), **given)
@@ -232,6 +253,8 @@ def _find_pretrained(name: str) -> bool:
     """Looks for a model's files; whether only local ones may be read: of a folder, or of the cache
     while the hub is out of reach.
     """
+    from specdec.checkpoints.hub import check_reachable, is_repository_id
+
     path = Path(name).expanduser()
     if name and (path / "config.json").is_file():
         return True

@@ -22,13 +22,13 @@ from specdec.kernels import (
     WarpParams,
 )
 from specdec.kernels.attention import triton as triton_attention
+from specdec.kernels.linear import triton as triton_linear
 from specdec.kernels.philox import triton as triton_philox
 from specdec.kernels.race import triton as triton_race
 from specdec.kernels.sample import triton as triton_sample
-from specdec.kernels.scaled_linear import triton as triton_linear
+from specdec.kernels.slots import triton as triton_write_slots
 from specdec.kernels.truncate import triton as triton_truncate
 from specdec.kernels.verify import triton as triton_verify
-from specdec.kernels.write_slots import triton as triton_write_slots
 from specdec.types import Draft
 
 ROWS, WIDTH, VOCAB = 4, 3, 9001

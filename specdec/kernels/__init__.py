@@ -4,11 +4,12 @@ In a folder `reference.py` is the operation: its documentation, the `if` that ha
 its definition in plain PyTorch. `triton.py` is the same on a GPU.
 """
 
-from specdec.kernels.attention.reference import attends_raggedly, ragged_attention
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from specdec.kernels.philox.reference import philox, step_uniforms
 from specdec.kernels.race.reference import exponentials, first_arrival, race
 from specdec.kernels.sample.reference import draw, sample, sample_tokens
-from specdec.kernels.scaled_linear.reference import scaled_linear
 from specdec.kernels.truncate.reference import find_cutoff, warp_logits, warp_probs
 from specdec.kernels.types import (
     CAUSAL,
@@ -18,7 +19,6 @@ from specdec.kernels.types import (
     VerifyUniforms,
     WarpParams,
 )
-from specdec.kernels.verify.paths import verify_greedy_path, verify_sequential_paths
 from specdec.kernels.verify.reference import (
     append_token,
     find_draft_faults,
@@ -28,7 +28,20 @@ from specdec.kernels.verify.reference import (
 )
 from specdec.kernels.verify.tree import longest_path, verdict_of, verify_tree
 from specdec.kernels.verify.verdict import verify, verify_points, verify_probs
-from specdec.kernels.write_slots.reference import write_slots, writes_slots
+
+if TYPE_CHECKING:
+    from specdec.kernels.attention.reference import attends_raggedly, ragged_attention
+    from specdec.kernels.linear.reference import scaled_linear
+    from specdec.kernels.slots.reference import write_slots, writes_slots
+    from specdec.kernels.verify.paths import verify_greedy_path, verify_sequential_paths
+
+_HOMES = {
+    "specdec.kernels.attention.reference": "attends_raggedly ragged_attention",
+    "specdec.kernels.linear.reference": "scaled_linear",
+    "specdec.kernels.slots.reference": "write_slots writes_slots",
+    "specdec.kernels.verify.paths": "verify_greedy_path verify_sequential_paths",
+}
+"""Modules of names that are imported on their first use: samplers need none of them."""
 
 __all__ = [
     "CAUSAL",
@@ -67,3 +80,10 @@ __all__ = [
     "write_slots",
     "writes_slots",
 ]
+
+
+def __getattr__(name: str):
+    for home, names in _HOMES.items():
+        if name in names.split():
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

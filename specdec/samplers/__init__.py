@@ -1,35 +1,42 @@
 """Samplers: from a draft and the target's logits to a verdict."""
 
-from specdec.kernels import philox
-from specdec.samplers.base import Sampler
-from specdec.samplers.block import BlockSampler
-from specdec.samplers.coupling import CouplingSampler
-from specdec.samplers.ensemble import EnsembleSampler
-from specdec.samplers.noise import (
-    Drawing,
-    Noise,
-    ScriptedNoise,
-    StepNoise,
-    Stream,
-    draw_by_inversion,
-    draw_by_race,
-)
-from specdec.samplers.paths import GBVSampler, SpecTrSampler
-from specdec.samplers.rejection import RejectionSampler
-from specdec.samplers.typical import TypicalSampler
-from specdec.samplers.warp import Warp
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-SAMPLERS: dict[str, type[Sampler]] = {
-    "auto": BlockSampler,
-    "block": BlockSampler,
-    "rejection": RejectionSampler,
-    "coupling": CouplingSampler,
-    "gbv": GBVSampler,
-    "spectr": SpecTrSampler,
-    "typical": TypicalSampler,
-    "ensemble": EnsembleSampler,
+if TYPE_CHECKING:
+    from specdec.kernels import philox
+    from specdec.samplers.base import Sampler
+    from specdec.samplers.block import BlockSampler
+    from specdec.samplers.coupling import CouplingSampler
+    from specdec.samplers.ensemble import EnsembleSampler
+    from specdec.samplers.noise import (
+        Drawing,
+        Noise,
+        ScriptedNoise,
+        StepNoise,
+        Stream,
+        draw_by_inversion,
+        draw_by_race,
+    )
+    from specdec.samplers.paths import GBVSampler, SpecTrSampler
+    from specdec.samplers.rejection import RejectionSampler
+    from specdec.samplers.typical import TypicalSampler
+    from specdec.samplers.warp import Warp
+
+_HOMES = {
+    "specdec.kernels": "philox",
+    "specdec.samplers.base": "Sampler",
+    "specdec.samplers.block": "BlockSampler",
+    "specdec.samplers.coupling": "CouplingSampler",
+    "specdec.samplers.ensemble": "EnsembleSampler",
+    "specdec.samplers.noise": "Drawing Noise ScriptedNoise StepNoise Stream "
+    "draw_by_inversion draw_by_race",
+    "specdec.samplers.paths": "GBVSampler SpecTrSampler",
+    "specdec.samplers.rejection": "RejectionSampler",
+    "specdec.samplers.typical": "TypicalSampler",
+    "specdec.samplers.warp": "Warp",
 }
-"""Samplers by name; the last needs a weight."""
+"""Modules that define the names, which are imported on their first use."""
 
 __all__ = [
     "BlockSampler",
@@ -50,3 +57,10 @@ __all__ = [
     "draw_by_race",
     "philox",
 ]
+
+
+def __getattr__(name: str):
+    for home, names in _HOMES.items():
+        if name in names.split():
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kernel_cases import interpreted, seeds
 
 from specdec.kernels import scaled_linear
-from specdec.kernels.scaled_linear import triton
+from specdec.kernels.linear import triton
 
 
 def linear_case(count, num_inputs, num_outputs, kind, dtype, seed, device="cpu"):

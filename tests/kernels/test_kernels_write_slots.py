@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kernel_cases import DTYPES, interpreted, seeds
 
 from specdec.kernels import write_slots, writes_slots
-from specdec.kernels.write_slots import triton
+from specdec.kernels.slots import triton
 from specdec.target.cache import KeyValueShape, SlotCache
 
 WAYS = {"definition": write_slots, "kernel": triton.write_slots}

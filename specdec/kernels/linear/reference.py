@@ -29,7 +29,7 @@ def scaled_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None 
         tensor([[1.5000, 2.0000]])
     """
     if x.is_cuda and x.dtype.itemsize == 2 and x.numel() <= MAX_ROWS * x.shape[-1]:
-        from specdec.kernels.scaled_linear import triton
+        from specdec.kernels.linear import triton
 
         return triton.scaled_linear(x, weight, scale, bias)
     y = F.linear(x, weight.to(x.dtype)) * scale

@@ -30,7 +30,7 @@ def write_slots(
         ([6.0, 0.0, 5.0], [-6.0, 0.0, -5.0])
     """
     if key_states.is_cuda and suits_kernels(key_states):
-        from specdec.kernels.write_slots import triton
+        from specdec.kernels.slots import triton
 
         return triton.write_slots(keys, values, key_states, value_states, slots)
     rows = torch.arange(len(slots), device=slots.device)[:, None]
