@@ -163,8 +163,8 @@ class Draft:
             Rules for such paths must be told, since `probs` cannot show it. `None` for other trees.
         raw_probs: `[B, K]`, the drafter's probability of each token before temperature and
             truncation, for traces (`Drawing.wants_raw`); `None` where nobody asked.
-        proposed: set by the loop: the draft as the drafter returned it, without `probs`, where ids
-            and counts of this one were brought into their ranges.
+        proposed: set by the loop: the draft as the drafter returned it, where ids and counts of
+            this one were brought into their ranges.
     """
 
     tokens: Tensor

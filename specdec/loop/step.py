@@ -78,6 +78,8 @@ def propose(
         draft = _draft(parts, state, noise, max(num_draft_tokens, 1), wants_raw)
     if num_draft_tokens == 0:
         draft = Draft(state.buffer.tokens[:, :0])
+    if not (signature.wants_probs or draft.probs is None):
+        draft = replace(draft, probs=None)  # they may come unasked
     num_valid, parents = draft.num_valid, None  # a chain's are left out and cost nothing
     if not draft.is_chain:  # each comes before its children, as in a chain
         index = torch.arange(-1, num_draft_tokens - 1, device=state.device)
@@ -85,10 +87,9 @@ def propose(
     return replace(
         draft,
         tokens=draft.tokens.clamp(0, state.vocab_size - 1),
-        probs=draft.probs if signature.wants_probs else None,  # they may come unasked
         num_valid=None if num_valid is None else num_valid.clamp(0, num_draft_tokens),
         parents=parents,
-        proposed=draft if draft.probs is None else replace(draft, probs=None),
+        proposed=draft,
     )
 
 
