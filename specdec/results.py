@@ -45,6 +45,9 @@ class RowStep:
         path: the tokens that were accepted, by their index; left out, the first ones.
         logprobs: with `output_logprobs`, of each new token as it was drawn; else `None`.
         raw_logprobs: likewise, by the softmax of the target's own logits.
+        faults: sum of the `Fault` values that were found in the step, 0 for none; `generate` raises
+            them.
+        num_sound: new tokens before the first fault, as the step was read; `None` for all of them.
     """
 
     draft_tokens: list[int]
@@ -54,6 +57,8 @@ class RowStep:
     path: list[int] = FilledIn(lambda step: Numbers(range(step.num_accepted)))
     logprobs: list[float] | None = None
     raw_logprobs: list[float] | None = None
+    faults: int = 0
+    num_sound: int | None = None
 
     @property
     def is_chain(self) -> bool:

@@ -6,6 +6,8 @@ Shapes, data types and devices are checked when a record is built (`TypeError`, 
 the name of the field); values are not, so no check waits for a device.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import IntFlag
@@ -161,6 +163,8 @@ class Draft:
             Rules for such paths must be told, since `probs` cannot show it. `None` for other trees.
         raw_probs: `[B, K]`, the drafter's probability of each token before temperature and
             truncation, for traces (`Drawing.wants_raw`); `None` where nobody asked.
+        proposed: set by the loop: the draft as the drafter returned it, where ids and counts of
+            this one were brought into their ranges.
     """
 
     tokens: Tensor
@@ -171,6 +175,7 @@ class Draft:
     runs: tuple[int, ...] | None = None
     num_paths: int | None = None
     raw_probs: Tensor | None = None
+    proposed: Draft | None = None
 
     def __post_init__(self):
         rows, width = check_tensor("draft.tokens", self.tokens, (None, None), _IDS).shape

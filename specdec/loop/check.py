@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from specdec.loop.outcome import Outcome
 from specdec.loop.prefill import prefill, prefill_chunk
 from specdec.loop.state import StepState
 from specdec.loop.step import device_step
+from specdec.results import RowStep
 
 
 class ReplayMismatchError(RuntimeError):
@@ -78,9 +80,9 @@ class EagerTwin:
 def _report(outcome: Outcome, state: StepState) -> dict[str, list[Any]]:
     """All that a step says of each row, and how far the row has come; waits for the device."""
     buffer, rows = state.buffer, outcome.fetch().read()
-    columns = zip(*rows, strict=True)
-    report = {name: list(column) for name, column in zip(rows[0]._fields, columns, strict=True)}
-    report.pop("logprobs")  # of other kernels' rounding, perhaps; the tokens are not
+    # Log-probabilities may be of other kernels' rounding; the tokens are not.
+    names = [f.name for f in fields(RowStep) if "logprobs" not in f.name]
+    report = {name: [getattr(row, name) for row in rows] for name in names}
     own = {"position": buffer.anchor_position, "remaining": buffer.remaining}
     own["anchor"] = buffer.anchor
     return report | {name: values[: len(rows)].tolist() for name, values in own.items()}

@@ -16,7 +16,7 @@ from transformers.generation.streamers import BaseStreamer
 from specdec.arguments import check_integer, shown
 from specdec.graphs.tree import keep_rows, rows_to_keep
 from specdec.kernels.verify.reference import find_draft_faults
-from specdec.loop.outcome import Outcome, PendingOutcome, RowOutcome, fault_text
+from specdec.loop.outcome import Outcome, PendingOutcome, fault_text
 from specdec.loop.processors import process_step
 from specdec.loop.runner import StepRunner
 from specdec.loop.state import Parts
@@ -150,7 +150,7 @@ class Generation:
                 edit_logits=self._process if self.request.processors else None,
             )
         if self._is_empty is not None:
-            outcome.note_empty(self._is_empty)
+            outcome = outcome.until_empty(self._is_empty)
         if self.state.signature.batch_size > len(self.rows):
             outcome = outcome.of_rows(len(self.rows))
         if self._is_first:
@@ -284,18 +284,17 @@ class OutputCollector:
         """
         numbers = self._generation.rows
         records: list[RowStep | None] = [None] * len(self.new_tokens)
-        for number, row in sorted(zip(numbers, outcome.read(), strict=True)):
-            self._lengths[number] += len(row.new_tokens)
+        steps = dict(zip(numbers, outcome.read(), strict=True))
+        for number, step in sorted(steps.items()):
+            self._lengths[number] += len(step.new_tokens)
             if self.finish_reasons[number] is not None or number in self._faults:
                 continue
-            tree, logprobs = (row.parents, row.path), row.logprobs or ()
-            step = RowStep(row.draft_tokens, row.num_accepted, row.new_tokens, *tree, *logprobs)
-            step.cut(row.num_sound)
+            step.cut(step.num_sound)
             tokens = step.new_tokens
             self.new_tokens[number] += tokens
-            if row.faults:
-                self._faults[number] = self._describe(number, row)
-            elif row.is_eos:
+            if step.faults:
+                self._faults[number] = self._describe(number, step, outcome)
+            elif tokens and tokens[-1] in self._request.options.eos:
                 self.finish_reasons[number] = "eos"
             elif len(self.new_tokens[number]) >= self._room:
                 self.finish_reasons[number] = "length"
@@ -365,13 +364,14 @@ class OutputCollector:
         columns = [torch.tensor(row, dtype=torch.float32, device="cpu") for row in rows]
         return pad_sequence(columns, batch_first=True).to(self._request.padded.device)
 
-    def _describe(self, number: int, row: RowOutcome) -> str:
+    def _describe(self, number: int, step: RowStep, outcome: PendingOutcome) -> str:
         """What is wrong with a step of a row, whose sound tokens have been collected."""
-        parts = self._generation.parts
+        parts, index = self._generation.parts, self._generation.rows.index(number)
+        drafted, emitted = (outcome.columns[n][index].tolist() for n in ("drafted", "emitted"))
         return (
             f"in row {number} after {len(self.new_tokens[number])} new tokens (step "
-            f"{self._num_collected}) {fault_text(row.faults, parts.drafter, parts.sampler)}"
-            f" (drafted {row.drafted}, {row.num_accepted} accepted, emitted {row.emitted})"
+            f"{self._num_collected}) {fault_text(step.faults, parts.drafter, parts.sampler)}"
+            f" (drafted {drafted}, {step.num_accepted} accepted, emitted {emitted})"
         )
 
     def _ask_criteria(self, rows: range) -> None:

@@ -1,24 +1,25 @@
 """What a step did: on the device, on its way to the host, and as plain Python values.
 
 On the device, what breaks the contract of a drafter or a sampler is brought into a form that cannot
-harm the step (see `step.propose` and `step.commit`). The record of the step keeps ids and counts as
-they were returned, and `find_faults` looks at them on the host, before any token of the step is
-emitted.
+harm the step (see `step.propose` and `step.commit`). The outcome keeps ids and counts as they were
+returned, and `find_faults` looks at them on the host, before any token of the step is emitted.
 
 Legend: B rows, K draft tokens (nodes of a tree), D tokens of its longest path (K for a chain), V
-vocabulary, C columns.
+vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specdec.graphs.tree import map_tensors
+from specdec.results import RowStep
 from specdec.types import Draft, Fault, Verdict
 
 _TEXTS = {
@@ -145,130 +146,73 @@ def check_decisions(sampler: object, verdict: Verdict, draft: Draft, vocab_size:
         )
 
 
-_NUM_COUNTS = 6
-
-
-@dataclass(eq=False, repr=False)
-class Record:
-    """Named views of a table, on the device or on the host: what is written to the one or read from
-    the other has a name and no column.
-
-    Args:
-        table: `[B, C]` int64, a tensor, or an array of the host.
-        num_draft_tokens: K.
-        tree_depth: D of trees; `None` for chains.
-
-    Attributes:
-        num_new: `[B]` tokens that the row keeps.
-        is_eos: `[B]` 1 where the row ended with an end-of-sequence token.
-        num_accepted, num_drafted: `[B]` tokens accepted, and those that the sampler considered.
-        faults: `[B]` sums of `Fault` values that the sampler found.
-        num_sound: `[B]` tokens before one that no distribution stands for (`Outcome.note_empty`).
-        emitted: `[B, D + 1]` tokens, as the sampler returned them.
-        path: `[B, D + 1]` of the verdict on a tree; `[B, 0]` for chains, whose path is known.
-        num_valid, drafted: `[B]` and `[B, K]`, as the drafter returned them.
-        parents: `[B, K]` of the nodes of a tree; `[B, 0]` for chains.
-        is_chain: all drafts are chains.
-        verdict, proposal: all columns of the verdict and of the proposal, in the order of above.
-
-    Example:
-        >>> record = Record.allocate(2, num_draft_tokens=3)
-        >>> record.drafted[1] = 7
-        >>> record.table[1].tolist(), record.emitted.shape
-        ([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 7, 7], torch.Size([2, 4]))
-    """
-
-    table: Any
-    num_draft_tokens: int
-    tree_depth: int | None = None
-
-    @classmethod
-    def allocate(
-        cls,
-        batch_size: int,
-        num_draft_tokens: int,
-        tree_depth: int | None = None,
-        *,
-        device: torch.device | str = "cpu",
-    ) -> Record:
-        """A table of zeros."""
-        depth, per_node = (num_draft_tokens, 1) if tree_depth is None else (tree_depth, 2)
-        width = _NUM_COUNTS + (depth + 1) * per_node + 1 + num_draft_tokens * per_node
-        table = torch.zeros(batch_size, width, dtype=torch.long, device=device)
-        return cls(table, num_draft_tokens, tree_depth)
-
-    def __post_init__(self):
-        table, depth = self.table, self.tree_depth
-        self.is_chain = is_chain = depth is None
-        width = (self.num_draft_tokens if is_chain else depth) + 1
-        counts = (table[:, i] for i in range(_NUM_COUNTS))
-        self.num_new, self.is_eos, self.num_accepted, self.num_drafted, *others = counts
-        self.faults, self.num_sound = others
-        end = _NUM_COUNTS + width
-        self.emitted = table[:, _NUM_COUNTS:end]
-        self.path = table[:, end : end + (0 if is_chain else width)]
-        end += self.path.shape[1]
-        self.verdict, self.proposal = table[:, :end], table[:, end:]
-        nodes = self.proposal[:, 1:]
-        self.num_valid, self.drafted = self.proposal[:, 0], nodes[:, : self.num_draft_tokens]
-        self.parents = nodes[:, self.num_draft_tokens :]
-
-
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """What one step did, still on the device.
 
     Args:
         draft: what was proposed, with ids and counts brought into their ranges.
-        verdict: what the sampler decided.
+        verdict: what the sampler decided, as it returned it.
         logits: `[B, K + 1, V]` of the target, that the verdict was drawn from. Where steps are
             replayed, all these tensors are overwritten by the next step.
-        record: everything that the host needs of it. The next step writes into the same table.
+        num_new: `[B]` tokens each row keeps: 0 for rows that had ended, fewer than emitted where a
+            row ends inside the block. The next step writes into the same tensor.
+        is_eos: `[B]` bool: the row ended with an end-of-sequence token in this step.
         vocab_size: V.
         logprobs: `[B, 2, D + 1]` float32 of the emitted tokens, where the call asked for them: as
             they were drawn, and by the softmax of the target's logits before processors.
+        num_sound: `[B]` of the kept tokens, those before one that no distribution stands for
+            (`until_empty`); `None` for all of them.
     """
 
     draft: Draft
     verdict: Verdict
     logits: Tensor
-    record: Record
+    num_new: Tensor
+    is_eos: Tensor
     vocab_size: int
     logprobs: Tensor | None = None
+    num_sound: Tensor | None = None
 
-    @property
-    def num_new(self) -> Tensor:
-        """`[B]` tokens each row keeps: 0 for rows that had ended, fewer than emitted where a row
-        ends inside the block.
-        """
-        return self.record.num_new
-
-    @property
-    def is_eos(self) -> Tensor:
-        """`[B]` bool: the row ended with an end-of-sequence token in this step."""
-        return self.record.is_eos != 0
-
-    def note_empty(self, is_empty: Tensor) -> None:
-        """Counts the tokens that a row keeps up to the first one that comes from a row of the
-        window where no token was possible, `[B, K + 1]` bool; the record holds the count.
+    def until_empty(self, is_empty: Tensor) -> Outcome:
+        """The outcome whose sound tokens are those up to the first one that comes from a row of the
+        window where no token was possible, `[B, K + 1]` bool.
         """
         index = torch.arange(self.draft.depth + 1, device=is_empty.device)
         is_empty = is_empty.gather(1, self.verdict.path.clamp(0, is_empty.shape[1] - 1))
         first = torch.where(is_empty, index, len(index)).amin(dim=1)
-        torch.minimum(self.num_new, first, out=self.record.num_sound)
+        return replace(self, num_sound=torch.minimum(self.num_new, first))
 
     def of_rows(self, count: int) -> Outcome:
         """The outcome of the first rows."""
         return map_tensors(lambda table: table[:count], self)
 
     def fetch(self) -> PendingOutcome:
-        """Starts the transfer to the host and does not wait for it.
+        """Starts the transfer to the host, of one table, and does not wait for it.
 
-        The copy stands in the stream between this step and the next one, so the next step may be
-        issued at once: the record is overwritten after it has been copied.
+        The table is made between this step and the next one, so the next step may be issued at
+        once: what it overwrites has been copied.
         """
+        verdict = self.verdict
+        proposed = self.draft if self.draft.proposed is None else self.draft.proposed
+        columns = {
+            "num_new": self.num_new,
+            "num_sound": self.num_sound,
+            "num_accepted": verdict.num_accepted,
+            "num_drafted": verdict.num_drafted,
+            "num_valid": proposed.num_valid,
+            "faults": verdict.faults,
+            "emitted": verdict.tokens,
+            "drafted": proposed.tokens,
+        }
+        if not proposed.is_chain:
+            columns |= {"path": verdict.path, "parents": proposed.parents}
+        columns = {name: column for name, column in columns.items() if column is not None}
+        columns = {name: c[:, None] if c.dim() == 1 else c for name, c in columns.items()}
+        widths = {name: column.shape[1] for name, column in columns.items()}
+        table = Transfer(torch.cat([*columns.values()], dim=1))
         logprobs = None if self.logprobs is None else Transfer(self.logprobs)
-        return PendingOutcome(Transfer(self.record.table), self.record, self.vocab_size, logprobs)
+        return PendingOutcome(table, widths, self.vocab_size, logprobs)
 
 
 class Transfer:
@@ -295,54 +239,56 @@ class Transfer:
 
 @dataclass(frozen=True, eq=False)
 class PendingOutcome:
-    """An outcome on its way to the host."""
+    """An outcome on its way to the host: one table, whose columns have names and widths."""
 
     table: Transfer
-    record: Record
+    widths: dict[str, int]
     vocab_size: int
     logprobs: Transfer | None = None
 
-    def read(self) -> list[RowOutcome]:
-        """The outcome as plain Python values; this is where the host waits for the device."""
-        step = replace(self.record, table=self.table.wait().numpy())
-        tree = None if step.is_chain else (step.path, step.parents)
-        counts = step.num_accepted, step.num_valid, step.num_drafted
-        found = find_faults(step.emitted, step.drafted, *counts, self.vocab_size, tree=tree)
-        faults = step.faults | found
-        is_empty = step.num_sound < step.num_new
-        num_sound = np.where(faults > 0, 0, step.num_sound)
-        faults = faults | int(Fault.TARGET_LOGITS) * is_empty
-        columns = step.num_new, step.num_valid, step.num_accepted, step.is_eos, faults, num_sound
-        columns += step.emitted, step.drafted, step.parents, step.path - 1
-        logprobs = [None] * len(faults) if self.logprobs is None else self.logprobs.wait().tolist()
-        return [
-            RowOutcome(
-                *(said[:new], ids[:valid], accepted, bool(ends), fault, sound, said, ids),
-                *((None, None) if step.is_chain else (above[:valid], path[1 : accepted + 1])),
-                own and [of_row[:new] for of_row in own],
-            )
-            for new, valid, accepted, ends, fault, sound, said, ids, above, path, own in zip(
-                *[column.tolist() for column in columns], logprobs, strict=True
-            )
-        ]
+    @cached_property
+    def columns(self) -> dict[str, np.ndarray]:
+        """`[B]` counts and `[B, width]` tokens by name, counts that nobody gave included; this is
+        where the host waits for the device.
+        """
+        table, given, end = self.table.wait().numpy(), {}, 0
+        for name, width in self.widths.items():
+            start, end = end, end + width
+            given[name] = table[:, start:end] if name in _TABLES else table[:, start]
+        everything = np.full(len(table), self.widths["drafted"])
+        usual = {"num_valid": everything, "num_drafted": given.get("num_valid", everything)}
+        usual |= {"faults": 0 * everything, "num_sound": given["num_new"]}
+        return usual | given
+
+    def read(self) -> list[RowStep]:
+        """What the step did, row by row."""
+        told = dict(self.columns)
+        tree = (told["path"], told["parents"]) if "path" in told else None
+        counts = (told[name] for name in ("num_accepted", "num_valid", "num_drafted"))
+        tokens = told["emitted"], told["drafted"]
+        faults = told["faults"] | find_faults(*tokens, *counts, self.vocab_size, tree=tree)
+        is_empty = told["num_sound"] < told["num_new"]
+        told["num_sound"] = np.where(faults > 0, 0, told["num_sound"])
+        told["faults"] = faults | int(Fault.TARGET_LOGITS) * is_empty
+        rows = {name: column.tolist() for name, column in told.items()}
+        if self.logprobs is not None:
+            rows["logprobs"] = self.logprobs.wait().tolist()
+        columns = zip(*rows.values(), strict=True)
+        return [_row_step(dict(zip(rows, row, strict=True))) for row in columns]
 
 
-class RowOutcome(NamedTuple):
-    """One row of an outcome, as plain Python values; `faults` is a sum of `Fault` values,
-    `num_sound` the number of new tokens before the first fault, `emitted` and `drafted` are D + 1
-    and K tokens as sampler and drafter returned them. `parents` and `path` are those of a
-    `RowStep`, which leaves them out for a chain. `logprobs` are both rows of `Outcome.logprobs`, of
-    the new tokens.
-    """
+_TABLES = "emitted", "drafted", "path", "parents"
+"""Columns of `PendingOutcome` that are no counts."""
 
-    new_tokens: list[int]
-    draft_tokens: list[int]
-    num_accepted: int
-    is_eos: bool
-    faults: int
-    num_sound: int
-    emitted: list[int]
-    drafted: list[int]
-    parents: list[int] | None = None
-    path: list[int] | None = None
-    logprobs: list[list[float]] | None = None
+
+def _row_step(row: dict[str, Any]) -> RowStep:
+    """One row of an outcome, by column."""
+    new, valid, accepted = row["num_new"], row["num_valid"], row["num_accepted"]
+    others = {name: row[name] for name in ("faults", "num_sound")}
+    if "path" in row:
+        path = [index - 1 for index in row["path"][1 : accepted + 1]]
+        others |= {"parents": row["parents"][:valid], "path": path}
+    if "logprobs" in row:
+        own = (values[:new] for values in row["logprobs"])
+        others |= zip(("logprobs", "raw_logprobs"), own, strict=True)
+    return RowStep(row["drafted"][:valid], accepted, row["emitted"][:new], **others)

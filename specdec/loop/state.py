@@ -17,7 +17,6 @@ from torch import Tensor
 
 from specdec.drafters.base import Drafter, check_state
 from specdec.graphs.tree import copy_from_host, copy_into, fill, map_tensors, parts_of, shared
-from specdec.loop.outcome import Record
 from specdec.request.call import Request
 from specdec.samplers import Noise, Sampler, Warp
 from specdec.target import Target
@@ -222,9 +221,6 @@ class StepState:
         cache: the target's keys and values.
         drafter_state: the drafter's own.
         features: `[B, D + 1, F]` of the tokens before those of the last step, or `None`.
-        record: what the last step did.
-        all_valid: `[B]` K, the count of a draft that gives none.
-        no_faults: `[B]` 0.
         row_inputs: `[B, ...]` by name, what the call brought for each row.
         chunk_start: `[]` position of the first token of the prompt chunk that is read next.
     """
@@ -237,9 +233,6 @@ class StepState:
     cache: SlotCache
     drafter_state: Any
     features: Tensor | None
-    record: Record
-    all_valid: Tensor
-    no_faults: Tensor
     row_inputs: dict[str, Tensor]
     chunk_start: Tensor = shared()
 
@@ -258,7 +251,6 @@ class StepState:
         if target.feature_width:
             shape = rows, depth + 1, target.feature_width
             features = torch.zeros(shape, dtype=target.dtype, device=device)
-        integers = {"dtype": torch.long, "device": device}
         return cls(
             signature=signature,
             vocab_size=target.vocab_size,
@@ -273,11 +265,8 @@ class StepState:
             ),
             drafter_state=drafter_state,
             features=features,
-            record=Record.allocate(rows, *signature[1:3], device=device),
-            all_valid=torch.full((rows,), signature.num_draft_tokens, **integers),
-            no_faults=torch.zeros(rows, **integers),
             row_inputs=map_tensors(partial(torch.zeros_like, device=device), request.row_inputs),
-            chunk_start=torch.zeros((), **integers),
+            chunk_start=torch.zeros((), dtype=torch.long, device=device),
         )
 
     def with_options(self, signature: Signature, warp: Warp) -> StepState:
@@ -287,7 +276,7 @@ class StepState:
     @property
     def device(self) -> torch.device:
         """Where steps run."""
-        return self.record.table.device
+        return self.buffer.tokens.device
 
     def load(self, request: Request) -> None:
         """Writes a call of the state's signature into its tensors. Where it has fewer rows than the

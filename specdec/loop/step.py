@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.arguments import shown
@@ -23,7 +22,7 @@ from specdec.loop.state import Parts, StepState
 from specdec.samplers import Drawing, Sampler
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import logprobs_of
-from specdec.types import PAD_TOKEN, Draft, TargetOutput, Verdict
+from specdec.types import Draft, TargetOutput, Verdict
 
 EditLogits = Callable[[Draft, Tensor], Tensor]
 """(draft, logits `[B, K + 1, V]`) -> logits: host code between verification and acceptance."""
@@ -68,22 +67,19 @@ def propose(
     *,
     wants_raw: bool = False,
 ) -> Draft:
-    """What the drafter proposes, with ids and counts brought into their ranges; the state's record
-    holds them as they came.
+    """What the drafter proposes, with ids and counts brought into their ranges; `Draft.proposed`
+    has them as they came.
 
     A drafter is never asked for 0 tokens. Where a step wants none, one is drafted and dropped, so
     that the drafter has read what was committed when a later step wants some.
     """
     signature, draft = state.signature, None
-    most = signature.num_draft_tokens
-    if most > 0:
+    if signature.num_draft_tokens > 0:
         draft = _draft(parts, state, noise, max(num_draft_tokens, 1), wants_raw)
     if num_draft_tokens == 0:
         draft = Draft(state.buffer.tokens[:, :0])
-    columns = _num_valid(state, draft)[:, None], _filled(draft.tokens, most)
-    if signature.tree_depth is not None:
-        columns += (_filled(draft.parents, most),)
-    torch.cat(columns, dim=1, out=state.record.proposal)
+    if not (signature.wants_probs or draft.probs is None):
+        draft = replace(draft, probs=None)  # they may come unasked
     num_valid, parents = draft.num_valid, None  # a chain's are left out and cost nothing
     if not draft.is_chain:  # each comes before its children, as in a chain
         index = torch.arange(-1, num_draft_tokens - 1, device=state.device)
@@ -91,9 +87,9 @@ def propose(
     return replace(
         draft,
         tokens=draft.tokens.clamp(0, state.vocab_size - 1),
-        probs=draft.probs if signature.wants_probs else None,  # they may come unasked
         num_valid=None if num_valid is None else num_valid.clamp(0, num_draft_tokens),
         parents=parents,
+        proposed=draft,
     )
 
 
@@ -146,11 +142,12 @@ def accept(
         logits: `[B, K + 1, V]` that the sampler sees: the target's own, or edited ones.
     """
     verdict = check_verdict(parts.sampler, parts.sampler(draft, logits, state.warp, noise), draft)
-    commit(state, draft, verdict, output.features)
+    is_eos = commit(state, draft, verdict, output.features)
     logprobs = None
     if state.signature.wants_logprobs:
         logprobs = _logprobs(state, draft, verdict, output.logits, logits)
-    return Outcome(draft, verdict, logits, state.record, state.vocab_size, logprobs)
+    num_new, vocab_size = state.buffer.num_new, state.vocab_size
+    return Outcome(draft, verdict, logits, num_new, is_eos, vocab_size, logprobs)
 
 
 def _logprobs(
@@ -167,13 +164,14 @@ def _logprobs(
     return torch.stack([logprobs_of(tokens, scores) for scores in both], dim=1)
 
 
-def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | None) -> None:
-    """Appends what was emitted, with ids and counts brought into their ranges, and writes down what
-    happened. Features, keys and values of the accepted path move to where a chain has them. The
-    tables of a state have room for K draft tokens and paths of D; a shorter draft leaves the rest
-    of them empty.
+def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | None) -> Tensor:
+    """Appends what was emitted, with ids and counts brought into their ranges. Features, keys and
+    values of the accepted path move to where a chain has them.
+
+    Returns:
+        `[B]` bool: the row ended with an end-of-sequence token in this step.
     """
-    signature, depth = state.signature, draft.depth
+    depth = draft.depth
     tokens = verdict.tokens.clamp(0, state.vocab_size - 1)
     is_eos = state.buffer.commit(tokens, verdict.num_accepted.clamp(0, depth))
     if not draft.is_chain:  # of a chain all is there
@@ -183,15 +181,7 @@ def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | 
             features = features.gather(1, rows[..., None].expand(-1, -1, features.shape[2]))
     if features is not None:
         state.features[:, : depth + 1].copy_(features)
-    num_seen = _num_valid(state, draft) if verdict.num_drafted is None else verdict.num_drafted
-    faults = state.no_faults if verdict.faults is None else verdict.faults
-    num_new = state.buffer.num_new
-    counts = num_new, is_eos, verdict.num_accepted, num_seen, faults, num_new
-    columns = [count[:, None] for count in counts]
-    columns.append(_filled(verdict.tokens, signature.depth + 1))
-    if signature.tree_depth is not None:
-        columns.append(_filled(verdict.path, signature.depth + 1))
-    torch.cat(columns, dim=1, out=state.record.verdict)
+    return is_eos
 
 
 def check_verdict(sampler: Sampler, verdict: object, draft: Draft) -> Verdict:
@@ -225,18 +215,3 @@ def _check_fit(
         f"{record.tokens.device}, expected {list(shape)} on {device}; a row may have fewer tokens "
         "(Draft.num_valid, or PAD_TOKEN in a verdict), and the table may not"
     )
-
-
-def _num_valid(state: StepState, draft: Draft) -> Tensor:
-    """`[B]`, as the draft says, or all of its tokens."""
-    if draft.num_valid is not None:
-        return draft.num_valid
-    width = draft.tokens.shape[1]
-    is_full = width == state.signature.num_draft_tokens
-    return state.all_valid if is_full else state.all_valid.clamp(max=width)
-
-
-def _filled(tokens: Tensor, width: int) -> Tensor:
-    """`[B, width]`: the tokens, and `PAD_TOKEN` after them."""
-    missing = width - tokens.shape[1]
-    return F.pad(tokens, (0, missing), value=PAD_TOKEN) if missing else tokens

@@ -23,7 +23,8 @@ from specdec.types import depths_of
 
 _FORMAT = "specdec.trace/2"
 _SHOWN_ROWS = 8
-_OF_STEP = [field.name for field in dataclasses.fields(RowStep)]
+_OF_STEP = "draft_tokens", "num_accepted", "new_tokens", "parents", "path"
+"""What `RowStep.saved` writes, the last two for trees."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,7 @@ class Trace(Sequence):
     def _append(self, line: dict) -> None:
         """Reads the next step of a row, as a line of a file."""
         row = check_integer("row", line.pop("row"), 0, len(self.prompts) - 1)
-        names = _OF_STEP if "parents" in line else _OF_STEP[:3]  # the others are of trees
+        names = _OF_STEP if "parents" in line else _OF_STEP[:3]
         step = RowStep.from_saved([line.pop(name) for name in names])
         numbers = StepNumbers(**line)
         numbers.check_fit(step)

@@ -358,7 +358,7 @@ def lower_acceptance(state, step):
 
 FAULTS = {
     "not advanced": ("model", not_advanced, "position are"),
-    "stale slots": ("model", stale_slots, "tokens are"),
+    "stale slots": ("model", stale_slots, "num_accepted are"),
     "worse features": ("eagle3", lower_acceptance, "tokens are"),
 }
 

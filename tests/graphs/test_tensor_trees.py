@@ -19,7 +19,6 @@ from specdec.graphs.tree import (
     size_bytes,
     tables,
 )
-from specdec.loop.outcome import Record
 from specdec.samplers import Warp
 
 WIDTH = 3
@@ -88,24 +87,3 @@ def test_a_tree_is_copied_into_another_one_of_its_structure_or_not_at_all():
 def test_storage_counts_once_however_many_tensors_share_it():
     store = torch.zeros(4, 8)
     assert size_bytes({"store": store, "views": [store[:2], store.T], "own": store + 1}) == 2 * 128
-
-
-@pytest.mark.parametrize(("k", "depth"), [(0, None), (3, None), (5, 2)])
-def test_a_record_names_every_column_once_on_the_device_and_on_the_host(k, depth):
-    record = Record.allocate(2, k, depth)
-    columns = record.table.shape[1]
-    record.table.copy_(torch.arange(2 * columns).view(2, columns))
-    host = Record(record.table.numpy(), k, depth)
-    counts = "num_new", "is_eos", "num_accepted", "num_drafted", "faults", "num_sound"
-    names = [*counts, "emitted", "path", "num_valid", "drafted", "parents"]
-    for name in names:
-        assert getattr(record, name).tolist() == getattr(host, name).tolist()
-    shown = torch.cat([getattr(record, name).view(2, -1) for name in names], dim=1)
-    assert shown.equal(record.table)
-    assert torch.cat([record.verdict, record.proposal], dim=1).equal(record.table)
-    path = k if depth is None else depth
-    assert record.emitted.shape == (2, path + 1)
-    assert record.drafted.shape == (2, k)
-    assert record.is_chain == (depth is None)
-    assert record.path.shape[1] == (0 if depth is None else path + 1)
-    assert record.parents.shape[1] == (0 if depth is None else k)

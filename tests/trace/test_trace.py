@@ -17,6 +17,7 @@ from specdec import (
     PromptLookupDrafter,
     RejectionSampler,
     SpeculativeGenerator,
+    Tree,
     TypicalSampler,
 )
 from specdec.loop import tracer
@@ -168,8 +169,9 @@ def test_times_are_those_of_every_step_and_together_of_no_more_than_the_call(ste
     assert sum(taken.total_ms for taken in trace.times) < wall_ms
 
 
-def test_a_trace_survives_jsonl_and_parquet(tmp_path):
-    trace = traced().trace
+@pytest.mark.parametrize("tree", [None, Tree(nodes=6, depth=3, top_k=2)], ids=["chains", "trees"])
+def test_a_trace_survives_jsonl_and_parquet(tree, tmp_path):
+    trace = traced(drafter=ModelDrafter(DRAFT, tree=tree)).trace
     trace.to_jsonl(tmp_path / "trace.jsonl")
     read = Trace.from_jsonl(tmp_path / "trace.jsonl")
     assert read.numbers == trace.numbers
