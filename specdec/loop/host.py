@@ -294,7 +294,7 @@ class OutputCollector:
             self.new_tokens[number] += tokens
             if step.faults:
                 self._faults[number] = self._describe(number, step, outcome)
-            elif tokens and tokens[-1] in self._request.options.eos:
+            elif tokens and tokens[-1] in self._request.eos:
                 self.finish_reasons[number] = "eos"
             elif len(self.new_tokens[number]) >= self._room:
                 self.finish_reasons[number] = "length"
