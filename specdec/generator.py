@@ -149,6 +149,7 @@ class SpeculativeGenerator:
         if steps_ahead is None:
             steps_ahead = int(self.target.device.type == "cuda")
         self.drafter.validate(vocab_size=self.target.vocab_size, device=self.target.device)
+        self.drafter.check_target(self.target)
         if self.drafter.feature_layers not in ((), self.target.feature_layers):
             self.target = self.target.with_features(self.drafter.feature_layers)
         self.graphs, self.prefill_chunk_size = graphs, prefill_chunk_size
@@ -435,6 +436,7 @@ class SpeculativeGenerator:
         target = self.target  # the drafter may have been changed since it was joined
         most = check_integer("num_draft_tokens", self.drafter.num_draft_tokens, 0)
         self.drafter.validate(vocab_size=target.vocab_size, device=target.device)
+        self.drafter.check_target(target)
         if (asked := request.options.num_draft_tokens) is not None:
             advice = "the drafter's own is the largest; make it with a larger one"
             check_integer("num_draft_tokens", asked, 0, most, advice=advice)
