@@ -31,9 +31,7 @@ def chat(
     ] = None,
     max_new_tokens: Annotated[
         int | None,
-        count(
-            f"at most, of an answer; default: {USUAL_TOKENS}, or half of the positions that are left"
-        ),
+        count(f"at most, of an answer; default: {USUAL_TOKENS}, or half of the positions left"),
     ] = None,
     sampling: Sampling,
     parts: Parts,
