@@ -136,6 +136,12 @@ class SpeculativeGenerator:
             )
         # The target is tried in forward passes, so what can be checked without it comes first.
         self.target = target if isinstance(target, Target) else Target(target)
+        limit = self.target.max_positions
+        if limit is not None and self.drafter.num_draft_tokens >= limit:
+            raise ValueError(
+                f"the drafter's num_draft_tokens is {self.drafter.num_draft_tokens}, and the "
+                f"target has {limit} positions for text and draft together; draft fewer"
+            )
         if self.drafter.tree_depth is not None:
             if not self.sampler.takes_trees:
                 raise ValueError(
@@ -497,7 +503,9 @@ class SpeculativeGenerator:
         while not collector.is_done:
             if choose is not None:
                 rows = generation.state.signature.batch_size
-                generation.num_draft_tokens = choose(acceptance, rows, collector.longest)
+                chosen = choose(acceptance, rows, collector.longest)
+                what = "the number of draft tokens that draft_length returned"
+                generation.num_draft_tokens = check_integer(what, chosen, 0, k)
             outcome, asked = step(generation), generation.num_draft_tokens
             unread.append((outcome.fetch(), generation.scores_of(outcome), asked))
             while len(unread) > self.steps_ahead or (unread and may_be_last()):

@@ -203,6 +203,8 @@ def _layers_that_run(target: Target, layers: int | Sequence[int] | None) -> tupl
         return None
     if isinstance(layers, int):
         layers = range(check_integer("layers", layers, 1, target.num_layers))
+    if not isinstance(layers, Sequence | range):
+        raise TypeError(f"layers must be an integer or a list of integers, got {shown(layers)}")
     found = tuple(sorted({*layers}))
     if not found:
         raise ValueError("layers are those that run, and are empty; None runs all")
