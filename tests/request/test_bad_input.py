@@ -190,13 +190,6 @@ HOOKED = [
 ]
 
 
-@pytest.mark.parametrize("returned", [None, 99, 2.0, "2"])
-def test_what_a_function_of_draft_lengths_returns_is_checked(returned):
-    generator = SpeculativeGenerator(MODEL, "lookup", draft_length=lambda *known: returned)
-    with pytest.raises(EITHER, match=r"that draft_length returned must be an integer in 0\.\.8"):
-        generator.generate(IDS, MASK, max_new_tokens=4)
-
-
 @pytest.mark.parametrize(("words", "options"), HOOKED)
 def test_the_hook_refuses_what_it_would_otherwise_drop(words, options):
     call = {"inputs": IDS, "attention_mask": MASK, "max_new_tokens": 4, "do_sample": False}
