@@ -211,6 +211,21 @@ def check_path(name: str, value: Any, *, what: str = "a file or a folder") -> Pa
     return Path(value)
 
 
+def check_folder(name: str, value: Any) -> Path:
+    """Returns the path of a folder, which need not be there; a file is none.
+
+    Example:
+        >>> check_folder("output", __file__)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        ValueError: output must be a folder, and ... is a file
+    """
+    path = check_path(name, value, what="a folder")
+    if path.is_file():
+        raise ValueError(f"{name} must be a folder, and {path} is a file")
+    return path
+
+
 def shown(value: Any) -> str:
     """A value as messages show it: short, and without the contents of tensors and models.
 

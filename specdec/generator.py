@@ -137,6 +137,12 @@ class SpeculativeGenerator:
             )
         # The target is tried in forward passes, so what can be checked without it comes first.
         self.target = target if isinstance(target, Target) else Target(target)
+        limit = self.target.max_positions
+        if limit is not None and self.drafter.num_draft_tokens >= limit:
+            raise ValueError(
+                f"the drafter's num_draft_tokens is {self.drafter.num_draft_tokens}, and the "
+                f"target has {limit} positions for text and draft together; draft fewer"
+            )
         if self.drafter.tree_depth is not None:
             if not self.sampler.takes_trees:
                 raise ValueError(
@@ -150,6 +156,7 @@ class SpeculativeGenerator:
         if steps_ahead is None:
             steps_ahead = int(self.target.device.type == "cuda")
         self.drafter.validate(vocab_size=self.target.vocab_size, device=self.target.device)
+        self.drafter.check_target(self.target)
         if self.drafter.feature_layers not in ((), self.target.feature_layers):
             self.target = self.target.with_features(self.drafter.feature_layers)
         self.graphs, self.prefill_chunk_size = graphs, prefill_chunk_size
@@ -446,6 +453,7 @@ class SpeculativeGenerator:
         target = self.target  # the drafter may have been changed since it was joined
         most = check_integer("num_draft_tokens", self.drafter.num_draft_tokens, 0)
         self.drafter.validate(vocab_size=target.vocab_size, device=target.device)
+        self.drafter.check_target(target)
         if (asked := request.num_draft_tokens) is not None:
             advice = "the drafter's own is the largest; make it with a larger one"
             check_integer("num_draft_tokens", asked, 0, most, advice=advice)
@@ -504,7 +512,9 @@ class SpeculativeGenerator:
         while not collector.is_done:
             if choose is not None:
                 rows = generation.state.signature.batch_size
-                generation.num_draft_tokens = choose(acceptance, rows, collector.longest)
+                chosen = choose(acceptance, rows, collector.longest)
+                what = "the number of draft tokens that draft_length returned"
+                generation.num_draft_tokens = check_integer(what, chosen, 0, k)
             outcome, asked = step(generation), generation.num_draft_tokens
             unread.append((outcome.fetch(), generation.scores_of(outcome), asked))
             while len(unread) > self.steps_ahead or (unread and may_be_last()):

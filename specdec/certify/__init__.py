@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from torch import Tensor
 
+from specdec.arguments import shown
 from specdec.certify.foreign import (
     AnswerFrom,
     ForeignBatchSampler,
@@ -104,7 +105,7 @@ def certify(
             raise TypeError("pass prompts, a list of token ids for each, to certify a generator")
         return certify_generator(subject, prompts, **options)
     raise TypeError(
-        f"expected a Sampler or a SpeculativeGenerator, got {type(subject).__name__}; wrap a rule "
+        f"expected a Sampler or a SpeculativeGenerator, got {shown(subject)}; wrap a rule "
         "(draft_tokens, draft_probs, target_probs, noise) -> tokens as ForeignSampler(rule)"
     )
 

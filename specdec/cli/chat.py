@@ -31,7 +31,7 @@ def chat(
     ] = None,
     max_new_tokens: Annotated[
         int | None,
-        count(f"at most, of an answer; default: {USUAL_TOKENS}, or what the target has room for"),
+        count(f"at most, of an answer; default: {USUAL_TOKENS}, or half of the positions left"),
     ] = None,
     sampling: Sampling,
     parts: Parts,
@@ -58,7 +58,7 @@ def chat(
         elif line.strip():
             try:
                 inputs = _prompt(tokenizer, system, [*said, line]).to(parts.device)
-                most = max_new_tokens or _room(generator.target, inputs)
+                most = _most_tokens(generator.target, inputs, max_new_tokens)
                 told = {**options, "max_new_tokens": most}
                 said += [line, _answer(generator, tokenizer, inputs, told)]
             except ValueError as error:  # too long a conversation, for instance
@@ -88,12 +88,20 @@ def _prompt(tokenizer: Any, system: str | None, said: list[str]) -> Any:
         raise ValueError(f"the chat template refuses this: {one_line(error)}") from error
 
 
-def _room(target: Any, inputs: Any) -> int:
-    """Tokens of an answer that the target has positions for after a prompt, and not more than
-    usual; 1 where there is none, which the generator refuses in words.
+def _most_tokens(target: Any, inputs: Any, asked: int | None) -> int:
+    """Tokens that an answer may have: at most those that the target has positions for. Where
+    nothing was asked, an answer takes at most half of them, so that a next turn fits.
     """
     limit, used = target.max_positions, inputs.input_ids.shape[1]
-    return USUAL_TOKENS if limit is None else max(1, min(USUAL_TOKENS, limit - used))
+    if limit is None:
+        return asked or USUAL_TOKENS
+    room = limit - used
+    if room < 1:
+        raise ValueError(
+            f"the conversation has {used} tokens, and the target has {limit} positions: there is "
+            "no room for an answer"
+        )
+    return min(asked, room) if asked else min(USUAL_TOKENS, max(1, room // 2))
 
 
 def _answer(generator: Any, tokenizer: Any, inputs: Any, options: dict[str, Any]) -> str:

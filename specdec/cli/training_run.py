@@ -28,6 +28,7 @@ from specdec import (
     evaluate,
     processes,
 )
+from specdec.arguments import check_folder
 from specdec.atomic import replacing_files, write_text
 from specdec.cli.options import refuse
 from specdec.cli.training_options import LONGEST_ROWS, STEPS, Run
@@ -152,6 +153,7 @@ def _check(run: Run) -> None:
         raise FileNotFoundError(f"no training data at {run.data}")
     if run.steps is not None and run.minutes is not None:
         raise ValueError("--minutes takes the place of --steps; leave one of them out")
+    check_folder("--output", run.output)
     models = [*run.output.glob("config.json"), *run.output.glob("*.safetensors")]
     if models and not last_checkpoint(run.output / "run"):
         raise ValueError(

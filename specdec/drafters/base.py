@@ -12,6 +12,7 @@ from specdec.graphs.tree import leaves
 from specdec.samplers.noise import Drawing
 from specdec.settings import settings_of
 from specdec.target.features import FeatureLayer
+from specdec.target.target import Target
 from specdec.types import Context, Draft
 
 
@@ -55,6 +56,11 @@ class Drafter(nn.Module, ABC):
     @abstractmethod
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Raises `ValueError` if it cannot draft for a target of this vocabulary on this device."""
+
+    def check_target(self, target: Target) -> None:
+        """Raises `ValueError` if it cannot draft for this target, for a drafter that was made with
+        one. Called after `validate`: where a generator is built, and before every call.
+        """
 
     @abstractmethod
     def init_state(

@@ -21,6 +21,7 @@ from specdec.drafters.base import (
 )
 from specdec.graphs.tree import shared
 from specdec.samplers.noise import Drawing
+from specdec.target.target import Target
 from specdec.types import PAD_TOKEN, Context, Draft
 
 
@@ -119,6 +120,11 @@ class FirstMatch(Drafter):
         """Refuses what one of the drafters refuses."""
         for drafter in self.drafters:
             drafter.validate(vocab_size=vocab_size, device=device)
+
+    def check_target(self, target: Target) -> None:
+        """Refuses what one of the drafters refuses."""
+        for drafter in self.drafters:
+            drafter.check_target(target)
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device

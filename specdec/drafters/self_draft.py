@@ -116,6 +116,19 @@ class SelfDrafter(Drafter):
         if self.visible is not None:
             _check_visible(self._target, self.visible)
 
+    def check_target(self, target: Target) -> None:
+        """Refuses another target than that which the drafter was made with."""
+        own = self._target
+        if target.model is not own.model:
+            raise ValueError(
+                f"a SelfDrafter drafts with the target that it was made with, a "
+                f"{type(own.model).__name__}, and the generator's target is another "
+                f"{type(target.model).__name__}; make it with the generator's target, and pass "
+                "model= to draft with other weights"
+            )
+        if target.route is not own.route:
+            _check_same(target, own, "make it with the generator's target")
+
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> SlotCache | None:
@@ -126,12 +139,11 @@ class SelfDrafter(Drafter):
         return SlotCache(batch_size, num_slots, self._shapes, extra_slots=0)
 
     def prefill(self, context: Context, state: SlotCache | None) -> None:
-        """The target has read the prompt, which must be the one that this drafter was made for."""
-        self._check_target(context)
+        """The target has read the prompt."""
 
     def propose(self, context: Context, state: SlotCache | None, drawing: Drawing) -> Draft:
         """K forwards of one token each, the first of which reads the last committed token."""
-        self._check_target(context)
+        self.check_target(context.target.target)
         text = context.target if state is None else self._visible_text(context, state)
         tokens = context.tokens.gather(1, context.num_new.clamp(min=0)[:, None])
         drafting = self.proposal.begin(drawing)
@@ -142,21 +154,6 @@ class SelfDrafter(Drafter):
             return drafting.end()
         has_queries = context.num_new > 0  # of a token that the target has read
         return drafting.end(torch.where(has_queries, drawing.num_draft_tokens, 0))
-
-    def _check_target(self, context: Context) -> None:
-        """Refuses the text of another target than that which the drafter was made with."""
-        if context.target is None:  # of a prefill by hand, which reads no keys
-            return
-        theirs = context.target.target
-        if theirs.model is not self._target.model:
-            raise ValueError(
-                f"a SelfDrafter drafts with the target that it was made with, a "
-                f"{type(self._target.model).__name__}, and the generator's target is another "
-                f"{type(theirs.model).__name__}; make it with the generator's target, and pass "
-                "model= to draft with other weights"
-            )
-        if theirs.route is not self._target.route:
-            _check_same(theirs, self._target, "make it with the generator's target")
 
     def _visible_text(self, context: Context, table: SlotCache) -> TargetText:
         """The text as far as it is visible: tokens in consecutive slots of the table, whose keys
@@ -205,6 +202,8 @@ def _layers_that_run(target: Target, layers: int | Sequence[int] | None) -> tupl
         return None
     if isinstance(layers, int):
         layers = range(check_integer("layers", layers, 1, target.num_layers))
+    if not isinstance(layers, Sequence | range):
+        raise TypeError(f"layers must be an integer or a list of integers, got {shown(layers)}")
     found = tuple(sorted({*layers}))
     if not found:
         raise ValueError("layers are those that run, and are empty; None runs all")

@@ -21,9 +21,10 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from specdec import processes
-from specdec.arguments import check_choice, check_integer
+from specdec.arguments import check_choice, check_integer, shown
 from specdec.certify import Sentinel
 from specdec.evaluation.evaluation import Evaluation
+from specdec.evaluation.hf_generate import HFGenerate
 from specdec.evaluation.plan import Plan, provenance, settings_of_run
 from specdec.evaluation.prompts import Prompt, as_prompts, encode
 from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow, RunFile
@@ -111,6 +112,11 @@ def evaluate(
         >>> 1 <= evaluation.stats.acceptance_length <= 4
         True
     """
+    if not isinstance(generator, SpeculativeGenerator | HFGenerate):
+        raise TypeError(
+            f"generator must be a SpeculativeGenerator or HFGenerate, got {shown(generator)}; "
+            "SpeculativeGenerator(model, None) decodes a model plainly"
+        )
     check_integer("warmup", warmup, 0)
     check_choice("certify", certify, (True, False))
     if certify and temperature == 0:

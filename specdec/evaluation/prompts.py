@@ -129,6 +129,8 @@ def read_prompts(path: str | Path, *, worded: bool = False) -> list[Prompt]:
     Reference: z-lab/dflash, dflash/benchmark.py; deepseek-ai/DeepSpec, eval_datasets.
     """
     path, files = Path(path), [Path(path)]
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file of prompts {path}; texts go into a list")
     if path.is_dir():
         files = sorted(f for f in path.rglob("*") if f.suffix in (".jsonl", ".parquet"))
         if not files:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec.arguments import check_choice
+from specdec.arguments import check_choice, shown
 from specdec.atomic import write_text
 from specdec.evaluation import plots
 from specdec.evaluation.evaluation import SPEED_UNIT, Evaluation
@@ -451,9 +451,15 @@ class StudyFolder:
     def read(self) -> dict[str, Any]:
         """What the study is."""
         try:
-            return json.loads((self.path / _CONTENTS).read_text(encoding="utf-8"))
+            found = json.loads((self.path / _CONTENTS).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ValueError(f"{self.path} is no folder of a study: {error}") from error
+        if not isinstance(found, dict) or not {"timed", "cells"} <= found.keys():
+            raise ValueError(
+                f"{self.path} is no folder of a study: its {_CONTENTS} says something else, "
+                f"{shown(found)}"
+            )
+        return found
 
     def cells(self) -> list[tuple[Cell, str]]:
         """Every cell, and the name of its file."""

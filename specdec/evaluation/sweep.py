@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec import processes
-from specdec.arguments import check_integer, shown
+from specdec.arguments import check_choice, check_folder, check_integer, shown
 from specdec.drafters import Drafter, NoDrafter
 from specdec.evaluation.anchors import with_draft_length
 from specdec.evaluation.evaluate import Run, batches_of, measure, progress_bar
@@ -108,6 +108,9 @@ def sweep(
         True
     """
     check_integer("rounds", rounds, 1)
+    check_choice("timed", timed, (True, False))
+    if limit is not None:
+        check_integer("limit", limit, 1, advice="None takes all prompts")
     _check_names({**options, **(vary or {})})
     drafters, samplers = _named("drafter", drafters), _named("sampler", samplers)
     axes = {
@@ -125,6 +128,8 @@ def sweep(
     ]
     samplers = {n: load_sampler(s) if isinstance(s, str) else s for n, s in samplers.items()}
     _refuse_early(cells, drafters, samplers)
+    if output is not None:
+        check_folder("output", output)
     if isinstance(target, str):
         place = processes.local_device(device) if share else device
         target, tokenizer = load_target(target, dtype=dtype, device=place)
@@ -390,6 +395,7 @@ def _refuse_early(
     """Finds all drafters, and refuses samplers that cannot verify the trees of the study."""
     for cell in cells:
         made, draft = drafters[cell["drafter"]], cell["draft"]
+        check_choice("a value of proposal", cell["proposal"], ("sample", "argmax", None))
         if not isinstance(made, (Drafter, *WAYS)) and made not in (None, "none"):
             find_drafter(made, **_size(draft))
         if isinstance(draft, str) and not samplers[cell["sampler"]].takes_trees:

@@ -27,7 +27,12 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from specdec.arguments import check_device, check_integer, shown
-from specdec.graphs.check import changeable_tensors, restore, why_different
+from specdec.graphs.check import (
+    changeable_tensors,
+    parameter_versions,
+    restore,
+    why_different,
+)
 from specdec.graphs.sync import HostSyncError, no_host_sync
 from specdec.graphs.tree import copy_into, leaves, map_tensors
 
@@ -105,8 +110,10 @@ class Captured:
         check: every call is made twice, replayed and eagerly from the same values, and all numbers
             are compared, bit for bit: outputs, inputs, and the tensors that are reached from the
             function (what it closes over, the object of a method, buffers of modules, globals that
-            its code names). Parameters are taken for constants. The numbers of a function that
-            draws from torch's generators, or adds in any order (atomics), differ without a fault.
+            its code names). Parameters are not copied: one that is changed in place between two
+            calls is read as it is by both, and a function that changes one itself is refused. The
+            numbers of a function that draws from torch's generators, or adds in any order
+            (atomics), differ without a fault.
 
     Attributes:
         outputs: what the last call returned, `None` before.
@@ -202,7 +209,7 @@ class Captured:
         self._replay()
         replayed = map_tensors(Tensor.clone, _by_name(self.outputs, tensors))
         restore(tensors, before)
-        outputs = self.pool.run(self._call)
+        outputs = self._call_that_keeps_parameters()
         _check_alike("output", self.outputs, outputs)
         called = _by_name(outputs, changeable_tensors(self._function, self._inputs))
         for name, found in replayed.items():
@@ -213,6 +220,20 @@ class Captured:
                     "the host), or its numbers differ from call to call (torch's generators, sums "
                     "in any order)"
                 )
+
+    def _call_that_keeps_parameters(self) -> Any:
+        """The function's own call; it has changed a parameter in the replay as well."""
+        before = parameter_versions(self._function, self._inputs)
+        outputs = self.pool.run(self._call)
+        now = parameter_versions(self._function, self._inputs)
+        for name, version in before.items():
+            if now.get(name, version) != version:
+                raise CaptureError(
+                    f"the function changes the parameter {name} in place, which check=True cannot "
+                    "take back, so it was changed twice in this call; make it a buffer or a plain "
+                    "tensor, or leave check out"
+                )
+        return outputs
 
     def release(self) -> None:
         """Frees the graph; the next call captures it again, with other tensors as outputs.

@@ -16,8 +16,22 @@ from specdec.graphs.tree import leaves, owned_tensors
 def changeable_tensors(function: Callable[..., Any], inputs: tuple) -> dict[str, Tensor]:
     """The tensors that a call may change, by name: its inputs, and what is reached from the
     function: what it closes over, an object whose method it is, buffers of modules, and globals
-    that its code names. Parameters are taken for constants.
+    that its code names. Parameters, which may be large, are left out.
     """
+    found = _reached_tensors(function, inputs)
+    return {name: x for name, x in found.items() if not isinstance(x, nn.Parameter)}
+
+
+def parameter_versions(function: Callable[..., Any], inputs: tuple) -> dict[str, int]:
+    """How often each parameter that is reached from a function was changed in place, by name; torch
+    does not count this of tensors that were made in inference mode.
+    """
+    found = _reached_tensors(function, inputs)
+    parameters = {name: x for name, x in found.items() if isinstance(x, nn.Parameter)}
+    return {name: x._version for name, x in parameters.items() if not x.is_inference()}
+
+
+def _reached_tensors(function: Callable[..., Any], inputs: tuple) -> dict[str, Tensor]:
     found = {f"input {path}": x for path, x in leaves(inputs) if isinstance(x, Tensor)}
     found |= {name.removeprefix("."): x for name, x in owned_tensors(function).items()}
     while isinstance(function, partial):
@@ -26,7 +40,7 @@ def changeable_tensors(function: Callable[..., Any], inputs: tuple) -> dict[str,
         for name in _names_in(function.__code__) & function.__globals__.keys():
             of_global = owned_tensors(function.__globals__[name])
             found |= {f"{name}{path}": x for path, x in of_global.items()}
-    return {name: x for name, x in found.items() if not isinstance(x, nn.Parameter)}
+    return found
 
 
 def restore(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:

@@ -6,25 +6,41 @@ shapes and their addresses do not depend on data that the host would have to loo
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+_SYNCING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+"""What torch declares: item(), bool(), int(), nonzero, unique, equal, bincount and others."""
 _SYNCING_OPS = {
-    "aten._local_scalar_dense",  # item(), bool(), int(), float(), if tensor:
-    "aten.nonzero",
-    "aten.masked_select",
-    "aten._unique2",
-    "aten.unique_dim",
-    "aten.unique_consecutive",
-    "aten.equal",
-    "aten.allclose",
+    "aten.is_nonzero",
+    "aten._assert_async",
     "aten.histc",  # asks for the range
     "aten.multinomial",  # asks whether the weights are sound
-    "aten.is_nonzero",
-    "aten.bincount",
-    "aten.repeat_interleave.Tensor",
-    "aten._assert_async",
+    "aten.normal.float_Tensor",  # asks whether the standard deviations are
+    "aten.normal.Tensor_Tensor",
+    "aten._linalg_check_errors",  # of inv, solve, cholesky, lu_factor, ldl_factor and others
+    "aten.cholesky",
+    "aten.linalg_eig",
+    "aten.linalg_eigvals",
+    "aten._linalg_eigvals",
+    "aten._linalg_eigh",
+    "aten._linalg_svd",
+    "aten.linalg_pinv",
+    "aten.linspace.Tensor_Tensor",  # read their ends
+    "aten.linspace.Tensor_Scalar",
+    "aten.linspace.Scalar_Tensor",
+    "aten.logspace.Tensor_Tensor",
+    "aten.logspace.Tensor_Scalar",
+    "aten.logspace.Scalar_Tensor",
+    "aten._coalesce",  # count what is not zero, as those below
+    "aten._to_sparse",
+    "aten._to_sparse_csr",
+    "aten._to_sparse_csc",
+    "aten._to_sparse_bsr",
+    "aten._to_sparse_bsc",
 }
+"""What torch documents, or does in kernels that all devices share, and does not declare."""
 _INDEXING_OPS = {"aten.index", "aten.index_put", "aten.index_put_", "aten._index_put_impl_"}
 _COPYING_OPS = {"aten._to_copy", "aten.copy_", "aten.lift_fresh"}
 _METHODS = {
@@ -54,10 +70,10 @@ class _RefuseSyncingOps(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         packet = str(func.overloadpacket)
-        if packet in _SYNCING_OPS or str(func).removesuffix(".default") in _SYNCING_OPS:
-            raise HostSyncError(f"{func} makes the host wait")
         if packet in _INDEXING_OPS and _counts_a_mask(*args):
             raise HostSyncError(f"{func} with a boolean mask has a shape that depends on data")
+        if packet not in _INDEXING_OPS and _waits(func, args, kwargs or {}):
+            raise HostSyncError(f"{func} makes the host wait")
         if packet in _COPYING_OPS and _crosses_the_bus(packet, args, kwargs or {}):
             raise HostSyncError(f"{func} copies between host and device, and waits for it")
         with self:  # in inference mode composite operations arrive whole: look inside
@@ -68,6 +84,15 @@ class _RefuseSyncingOps(TorchDispatchMode):
         outputs = out if isinstance(out, tuple | list) else (out,)
         self._shapes += [(str(func), tuple(o.shape)) for o in outputs if isinstance(o, Tensor)]
         return out
+
+
+def _waits(func: OpOverload, args: tuple, kwargs: dict) -> bool:
+    """Whether an operation reads its result on the host, before it returns."""
+    names = {str(func.overloadpacket), str(func)}
+    if _SYNCING_TAGS.intersection(func.tags) or names & _SYNCING_OPS:
+        return True
+    given = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
+    return bool((given | kwargs).get("check_errors"))
 
 
 def _counts_a_mask(
@@ -100,8 +125,12 @@ class no_host_sync:  # noqa: N801 - a context manager, used like a function (as 
 
     Refused are `item()` and everything built on it, `tolist`, `numpy`, `cpu`, `allclose`,
     `nonzero`, boolean masks as indices, `unique` and other operations whose result shape depends on
-    data, printing, saving and pickling tensors, and copies between host and device other than from
-    pinned memory.
+    data, linear algebra that reports failures (`inv`, `solve`, `cholesky`, `svd`, ...; `inv_ex` and
+    its like pass), printing, saving and pickling tensors, and copies between host and device other
+    than from pinned memory.
+
+    Known are the operations that torch declares or documents to wait. Another one whose kernel for
+    a GPU waits passes on a CPU; on a GPU the capture refuses it.
 
     What passes through neither the dispatcher nor `__torch_function__` cannot be seen:
     `torch.cuda.synchronize()`, events and streams that are waited for, memory read through

@@ -378,6 +378,8 @@ def _checked(target: Target, options: dict[str, Any]) -> dict[str, Any]:
         check_integer(name, options[name], _LEAST[name])
     for name in _FLAGS & options.keys():
         check_choice(name, options[name], (True, False))
+    for name in ("logits_processor", "stopping_criteria"):
+        _check_functions(name, options.get(name, []))
     config = options.get("generation_config")
     if not isinstance(config, GenerationConfig | None):
         raise TypeError(
@@ -397,6 +399,15 @@ def _checked(target: Target, options: dict[str, Any]) -> dict[str, Any]:
         check_integer("eos_token_id", value, 0, target.vocab_size - 1, advice=advice)
     check_integer("pad_token_id", options.get("pad_token_id", 0), 0, target.vocab_size - 1)
     return options
+
+
+def _check_functions(name: str, given: Any) -> None:
+    """Refuses what is no list of functions."""
+    if not isinstance(given, list | tuple):
+        raise TypeError(f"{name} must be a list of functions, got {shown(given)}")
+    for one in given:
+        if isinstance(one, type) or not callable(one):
+            raise TypeError(f"{name} must hold functions of (ids, scores), got {shown(one)}")
 
 
 def _are_names(given: Any) -> bool:

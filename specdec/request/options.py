@@ -29,7 +29,7 @@ from transformers import (
 )
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from specdec.arguments import plain_numbers
+from specdec.arguments import plain_numbers, shown
 from specdec.hf import BEFORE_WARPS, BESIDE_WARPS, HEALING, UNSUPPORTED, WARPS
 from specdec.request.processors import name_of
 from specdec.request.sampling import Sampling
@@ -70,9 +70,11 @@ def with_stop_strings(
     criteria = StoppingCriteriaList(criteria or ())
     if stop_strings is None:
         return criteria
-    strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
-    if not strings or not all(isinstance(string, str) and string for string in strings):
-        raise ValueError(f"stop_strings must hold strings that are not empty, got {strings!r}")
+    strings = [stop_strings] if isinstance(stop_strings, str) else stop_strings
+    is_list = isinstance(strings, list | tuple) and len(strings) > 0
+    if not is_list or not all(isinstance(string, str) and string for string in strings):
+        got = shown(strings)
+        raise ValueError(f"stop_strings must hold strings that are not empty, got {got}")
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ValueError(
             "stop_strings need the target's tokenizer: pass tokenizer=tokenizer, or "

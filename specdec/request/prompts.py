@@ -42,6 +42,8 @@ def read_batch(
     if not isinstance(mask, Tensor) or mask.shape != input_ids.shape:
         wanted = f"attention_mask must have the shape of input_ids, {list(input_ids.shape)}"
         raise ValueError(f"{wanted}, got {shown(mask)}")
+    if mask.is_meta:
+        raise ValueError("attention_mask is on the meta device, where no tensor has values")
     mask = mask.cpu()
     is_odd = (mask != 0) & (mask != 1)
     if is_odd.any():
@@ -80,6 +82,8 @@ def read_batch(
 def check_ids(input_ids: Tensor) -> None:
     """Raises `TypeError` or `ValueError` for what is no batch `[B, T]` of token ids."""
     check_tensor("input_ids", input_ids, (None, None), _INTEGERS)
+    if input_ids.is_meta:
+        raise ValueError("input_ids are on the meta device, where no tensor has values")
     if input_ids.numel() == 0:
         raise ValueError(
             f"the prompt is empty (input_ids of shape {list(input_ids.shape)}); pass at least one "

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from specdec.arguments import shown
 from specdec.graphs.tree import modules_of
 from specdec.hf import (
     UNDERSTOOD_LAYERS,
@@ -57,20 +58,28 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
         return unwrap(model.get_base_model())
     if isinstance(model, str):
         raise TypeError(
-            f"expected a Hugging Face PreTrainedModel, got str; load it first: "
+            f"expected a Hugging Face PreTrainedModel, got {model!r}; load it first: "
             f"AutoModelForCausalLM.from_pretrained({model!r})"
         )
-    name = type(model).__name__
-    inner = getattr(model, "module", None)
+    name = shown(model)
+    inner = None if isinstance(model, type) else getattr(model, "module", None)
     if isinstance(inner, PreTrainedModel):
         raise TypeError(f"expected a Hugging Face PreTrainedModel, got {name}; pass model.module")
-    raise TypeError(f"expected a Hugging Face PreTrainedModel, got {name}")
+    raise TypeError(
+        f"expected a Hugging Face PreTrainedModel, got {name}; pass what "
+        "AutoModelForCausalLM.from_pretrained(path_or_id) returns"
+    )
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
     """Raises `ValueError` for a model whose layers cannot be run over slots, or without a cache."""
     name = type(model).__name__
     config = model.config.get_text_config()
+    if not model.can_generate():
+        raise ValueError(
+            f"{name} writes no text, since it has no vocabulary head; load the whole model, by "
+            "AutoModelForCausalLM.from_pretrained(path_or_id)"
+        )
     if model.config.is_encoder_decoder:
         raise ValueError(
             f"{name} is an encoder-decoder model; specdec decodes decoder-only models. Use HF "

@@ -147,8 +147,10 @@ def load_drafter(
         >>> from specdec import zoo
         >>> drafter = zoo.load_drafter("eagle3", zoo.load_target(), num_draft_tokens=4)
     """
-    if name not in DRAFTERS:
-        raise ValueError(f"the zoo has no drafter {name!r}; expected one of {', '.join(DRAFTERS)}")
+    if not isinstance(name, str) or name not in DRAFTERS:
+        raise ValueError(
+            f"the zoo has no drafter {shown(name)}; expected one of {', '.join(DRAFTERS)}"
+        )
     options = {"proposal": proposal, "draft_temperature": draft_temperature, "tree": tree}
     options["num_draft_tokens"] = num_draft_tokens
     # Imported here, so that models and prompts load without the rest of the library.

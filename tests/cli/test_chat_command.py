@@ -142,19 +142,58 @@ def test_a_terminal_gets_colours_and_ctrl_c_ends_an_answer_and_then_the_program(
     os.close(ours)
 
 
-def test_a_target_of_few_positions_answers_with_what_fits(tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "small"
+@pytest.fixture(name="small", scope="module")
+def _small(tmp_path_factory):
+    """A folder with a target of 512 positions, as many as the usual answer has tokens."""
+    folder = tmp_path_factory.mktemp("small")
     model = zoo.load_target()
-    model.config.max_position_embeddings = 64
+    model.config.max_position_embeddings = 512
     model.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
-    lines = "def main():\n" + "x = 1 # " * 40 + "\n"
-    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
-    options = ["--drafter", "lookup", "--dtype", "float32", "--temperature", "0"]
-    assert main(["chat", "--target", str(folder), *options]) == 0
-    shown = capsys.readouterr()
-    (tokens, *_) = NUMBERS.findall(shown.out)
-    used = TOKENIZER("def main():", return_tensors="pt").input_ids.shape[1]
-    assert len(NUMBERS.findall(shown.out)) == 1
-    assert int(tokens[0]) <= 64 - used
-    assert "but the target has 64 positions" in shown.err  # the second line alone is longer
+    return str(folder)
+
+
+@pytest.fixture(name="say")
+def _say(monkeypatch, capsys, small):
+    """Sends lines to a target of 512 positions; returns tokens of each answer, and the errors."""
+
+    def say(*lines: str, options: tuple[str, ...] = ()) -> tuple[list[int], list[str]]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        greedy = ["--drafter", "lookup", "--dtype", "float32", "--temperature", "0"]
+        assert main(["chat", "--target", small, *greedy, *options]) == 0
+        shown = capsys.readouterr()
+        errors = [line for line in shown.err.splitlines() if line.startswith("specdec: ")]
+        return [int(found[0]) for found in NUMBERS.findall(shown.out)], errors
+
+    return say
+
+
+def num_tokens(text: str) -> int:
+    return TOKENIZER(text, return_tensors="pt").input_ids.shape[1]
+
+
+def test_a_target_of_few_positions_has_room_for_a_next_turn(say):
+    """Each answer takes at most half of what is left, as these do that end nowhere."""
+    lines = "def main():", "x = 1", "import os"
+    counts, errors = say(*lines)
+    assert errors == []
+    used = num_tokens(lines[0])
+    assert counts[0] == (512 - used) // 2
+    assert len(counts) == 3
+    assert sum(counts) + used < 512
+
+
+def test_an_answer_as_long_as_was_asked_takes_the_room_that_is_left(say):
+    first = "def main():"
+    counts, errors = say(first, "x = 1", "/reset", first, options=("--max-new-tokens", "512"))
+    assert counts == [512 - num_tokens(first)] * 2  # the second turn has no room, until /reset
+    (error,) = errors
+    assert re.search(r"the conversation has 5\d\d tokens.*512 positions: .*no room for", error)
+    assert "/reset begins again" in error
+
+
+def test_a_line_that_is_longer_than_the_target_is_refused_alone(say):
+    counts, errors = say("def main():", "x = 1 # " * 200, "import os")
+    assert len(counts) == 2  # the line is no part of the conversation
+    assert len(errors) == 1
+    assert "no room for an answer; /reset begins again" in errors[0]

@@ -233,18 +233,39 @@ def test_what_cannot_be_drafted_with_is_refused():
         Sinks(4) + 3
     drafter = SelfDrafter(target, K)
     with pytest.raises(ValueError, match="make it with the generator's target"):
-        SpeculativeGenerator(other, drafter).generate(BATCH[3:], max_new_tokens=4)
+        SpeculativeGenerator(other, drafter)
 
 
-@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("cast", [None, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"visible": SEEN}, {"layers": 2}])
-def test_a_drafter_of_another_target_of_the_same_shapes_is_refused(options, graphs):
+def test_a_drafter_of_another_target_is_refused_where_the_generator_is_built(options, cast):
+    """Also where all shapes are equal, and where the generator's target was cast since."""
     drafter = SelfDrafter(perturbed(MODEL), K, **options)
-    generator = SpeculativeGenerator(own_target(), drafter, graphs=graphs)
+    target = copy.deepcopy(MODEL).to(cast) if cast else MODEL
+    joined = FirstMatch(PromptLookupDrafter(2, min_ngram=3), drafter)
+    for one in (drafter, joined):
+        with pytest.raises(ValueError, match="drafts with the target that it was made with, a Ll"):
+            SpeculativeGenerator(target, one)
+    meant = SelfDrafter(own_target(), K, model=perturbed(MODEL), **options)
+    generator = SpeculativeGenerator(own_target(), meant)
+    generator.generate(BATCH, MASK, **OPTIONS)
+    generator.drafter = drafter  # a generator has looked at another one
     with pytest.raises(ValueError, match="drafts with the target that it was made with, a Llama"):
         generator.start(BATCH, MASK, **OPTIONS)
-    meant = SelfDrafter(own_target(), K, model=perturbed(MODEL), **options)
-    SpeculativeGenerator(own_target(), meant, graphs=graphs).generate(BATCH, MASK, **OPTIONS)
+
+
+@pytest.mark.parametrize("options", [{}, {"visible": SEEN}, {"layers": 2}])
+def test_a_drafter_follows_its_target_that_was_cast(options):
+    model = build("llama")
+    drafter = SelfDrafter(model, K, **options)
+    generator = SpeculativeGenerator(model, drafter)
+    model.to(torch.bfloat16)
+    with pytest.raises(ValueError, match="refresh"):
+        SpeculativeGenerator(model, drafter)
+    generator.refresh()
+    found = generator.generate(BATCH, MASK, **OPTIONS).sequences
+    again = SpeculativeGenerator(model, SelfDrafter(model, K, **options))
+    assert found.equal(again.generate(BATCH, MASK, **OPTIONS).sequences)
 
 
 def test_a_model_that_was_cast_alone_is_refused_before_it_runs():

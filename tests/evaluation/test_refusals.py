@@ -6,12 +6,19 @@ import torch
 from architectures import build
 from drafting import perturbed
 
-from specdec import BlockSampler, CouplingSampler, ModelDrafter, PromptLookupDrafter
+from specdec import (
+    BlockSampler,
+    CouplingSampler,
+    ModelDrafter,
+    PromptLookupDrafter,
+    certify,
+)
 from specdec import SpeculativeGenerator as Generator
 from specdec.evaluation import (
     CostCurve,
     Estimate,
     Prompt,
+    Study,
     Table,
     bootstrap,
     evaluate,
@@ -60,6 +67,14 @@ REFUSED = [
     (evaluating(output="nowhere/run"), FileNotFoundError, "nowhere"),
     (evaluating(output="."), IsADirectoryError, "."),
     (evaluating(attention_mask=torch.ones(1, 2)), TypeError, "attention_mask"),
+    (lambda: evaluate(TARGET, [[1]]), TypeError, r"SpeculativeGenerator\(model, None\) decodes"),
+    (lambda: sweep(TARGET, "nowhere"), FileNotFoundError, "no file of prompts nowhere; texts go"),
+    (lambda: sweep(TARGET, [[1]], limit=-1), ValueError, "limit must be an integer >= 1"),
+    (lambda: sweep(TARGET, [[1]], limit="2"), TypeError, "limit must be an integer >= 1"),
+    (lambda: sweep(TARGET, [[1]], timed="yes"), ValueError, "timed must be True or False"),
+    (lambda: sweep(TARGET, [[1]], proposals=["x"]), ValueError, "a value of proposal must be"),
+    (lambda: sweep(TARGET, [[1]], output=__file__), ValueError, "output must be a folder, and"),
+    (lambda: certify(BlockSampler), TypeError, "got the class BlockSampler"),
     (lambda: evaluate(GENERATOR, ["text"]), ValueError, "pass tokenizer="),
     (lambda: evaluate(GENERATOR, "text"), TypeError, "put it into a list"),
     (lambda: evaluate(GENERATOR, []), ValueError, "no prompts"),
@@ -97,6 +112,13 @@ REFUSED = [
 def test_what_cannot_be_right_is_refused(call, error, word):
     with pytest.raises(error, match=word):
         call()
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"cells": []}', "{", "5"])
+def test_a_file_that_is_no_study_is_refused(content, tmp_path):
+    (tmp_path / "study.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match="is no folder of a study"):
+        Study.load(tmp_path)
 
 
 def test_a_text_of_another_target_is_not_replayed():

@@ -265,8 +265,13 @@ def test_lengths_to_measure_end_with_the_drafters_own():
 
 WRONG = [
     (r"draft_length must be None, \"auto\" or a function.*got 3.*num_draft_tokens=", 3),
-    ("num_draft_tokens.*6", lambda *_: 6),
-    ("num_draft_tokens.*1.5", lambda *_: 1.5),
+    *(
+        (
+            f"that draft_length returned must be an integer in 0.*got {wrong!r}",
+            lambda *_, w=wrong: w,
+        )
+        for wrong in (6, 1.5, None, "2")
+    ),
     ("no costs are known.*AutoLength", AutoLength()),
     ("drafts of 7 tokens.*at most 5; pass", AutoLength({(1, 64): {7: [9.0], 9: [9.5]}})),
     ("draft_length must be .* a function.*got the class int", int),

@@ -252,6 +252,50 @@ def test_a_check_names_what_differs(kind, named):
         captured(torch.ones(3, 2))
 
 
+PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", PLACES)
+def test_a_weight_that_is_changed_in_place_is_read_as_it_is(device):
+    """Also between a replay and the check of the next one."""
+    layer = torch.nn.Linear(2, 2, bias=False).to(device)
+    x, weight = torch.ones(1, 2, device=device), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    captured = Captured(layer, (x,), check=True)
+    for factor in (1.0, 2.0, -3.0):
+        with torch.no_grad():
+            layer.weight.copy_(weight * factor)
+        assert captured(x).tolist() == [[3.0 * factor, 7.0 * factor]]
+
+
+@pytest.mark.parametrize("device", PLACES)
+@pytest.mark.parametrize("made", ["closure", "module"])
+def test_a_check_of_a_function_that_changes_a_parameter_is_refused(made, device):
+    """A check cannot take it back: it would be changed twice in each call."""
+
+    class Training(torch.nn.Linear):
+        def forward(self, x):
+            self.weight.sub_(0.5)
+            return super().forward(x)
+
+    layer, x = Training(2, 2).to(device), torch.ones(1, 2, device=device)
+    function = layer if made == "module" else lambda x: layer(x)
+    with pytest.raises(CaptureError, match=r"changes the parameter .*weight in place.*a buffer"):
+        Captured(function, (x,), warmup=0, check=True)(x)
+    before = layer.weight.clone()
+    Captured(function, (x,), warmup=0)(x)
+    assert layer.weight.equal(before - 0.5)
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_linear_algebra_that_waits_is_refused_and_its_kin_is_not(warmup):
+    matrix = torch.eye(3) * 2
+    for waits in (torch.linalg.inv, torch.linalg.svdvals):
+        with pytest.raises(CaptureError, match=r"cannot be captured.*makes the host wait"):
+            Captured(waits, (matrix,), warmup=warmup)(matrix)
+    found = Captured(torch.linalg.inv_ex, (matrix,), warmup=warmup)(matrix)
+    assert found.inverse.equal(torch.eye(3) / 2)
+
+
 def test_a_check_compares_bits():
     draws = Captured(lambda x: x + torch.rand(2), (torch.zeros(2),), check=True)
     with pytest.raises(CaptureError, match=r"^output: . of 2 numbers.*torch's generators"):

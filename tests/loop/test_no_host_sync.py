@@ -45,6 +45,40 @@ WAITING = [
     lambda: pickle.dumps(X),
     lambda: X.untyped_storage().tolist(),
 ]
+A = torch.tensor([[3.0, 1.0, 0.0], [1.0, 4.0, 1.0], [0.0, 1.0, 5.0]])
+DOCUMENTED = {
+    "inv": lambda a: torch.linalg.inv(a),
+    "inverse": lambda a: a.inverse(),
+    "inv, out": lambda a: torch.linalg.inv(a, out=torch.empty_like(a)),
+    "inv_ex, checked": lambda a: torch.linalg.inv_ex(a, check_errors=True),
+    "power": lambda a: torch.linalg.matrix_power(a, -1),
+    "solve": lambda a: torch.linalg.solve(a, a[0]),
+    "solve_ex, checked": lambda a: torch.linalg.solve_ex(a, a[0], check_errors=True),
+    "cholesky": lambda a: torch.linalg.cholesky(a),
+    "cholesky_ex, checked": lambda a: torch.linalg.cholesky_ex(a, check_errors=True),
+    "lu_factor": lambda a: torch.linalg.lu_factor(a),
+    "lu_factor_ex, checked": lambda a: torch.linalg.lu_factor_ex(a, check_errors=True),
+    "ldl_factor": lambda a: torch.linalg.ldl_factor(a),
+    "eig": lambda a: torch.linalg.eig(a),
+    "eigvals": lambda a: torch.linalg.eigvals(a),
+    "eigh": lambda a: torch.linalg.eigh(a),
+    "eigvalsh": lambda a: torch.linalg.eigvalsh(a),
+    "svd": lambda a: torch.linalg.svd(a),
+    "svdvals": lambda a: torch.linalg.svdvals(a),
+    "norm": lambda a: torch.linalg.norm(a, ord="nuc"),
+    "cond": lambda a: torch.linalg.cond(a),
+    "matrix_rank": lambda a: torch.linalg.matrix_rank(a),
+    "pinv": lambda a: torch.linalg.pinv(a),
+    "normal": lambda a: torch.normal(0.0, a),
+    "normal of both": lambda a: torch.normal(a, a),
+    "linspace": lambda a: torch.linspace(a[0, 0], 7.0, 3),
+    "logspace": lambda a: torch.logspace(0.0, a[0, 0], 3),
+    "to_sparse": lambda a: a.to_sparse(),
+    "argwhere": lambda a: a.argwhere(),
+    "one_hot": lambda a: torch.nn.functional.one_hot(a.long()),
+}
+"""Programs over a matrix that torch documents to wait on a GPU, or that read or count numbers."""
+WAITING += [lambda waits=waits: waits(A) for waits in DOCUMENTED.values()]
 MODES = torch.enable_grad, torch.no_grad, torch.inference_mode
 
 
@@ -59,6 +93,20 @@ def test_an_operation_that_waits_is_refused(waits):
             waits()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_what_is_refused_on_a_cpu_waits_on_a_gpu(name):
+    """By CUDA's own check; the program has run before, so that its libraries are loaded."""
+    matrix = A.cuda()
+    DOCUMENTED[name](matrix)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchronizing"):
+            DOCUMENTED[name](matrix)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 ORDINARY = [
     lambda: (X * 2 + 1).cumsum(0).softmax(-1).argmax(),
     lambda: X[torch.tensor([0, 2])],
@@ -71,6 +119,10 @@ ORDINARY = [
     lambda: X[: len(X) - 1].view(X.numel() - 1, 1).shape,
     lambda: (X.sort(), X.topk(2), torch.searchsorted(X, X)),
     lambda: X.clone().add_(1).mul_(2),
+    lambda: (torch.linalg.inv_ex(A), torch.linalg.solve_ex(A, X), torch.linalg.cholesky_ex(A)),
+    lambda: (torch.linalg.lu_factor_ex(A), torch.linalg.det(A), torch.linalg.matrix_power(A, 3)),
+    lambda: (torch.linalg.solve_triangular(A, A, upper=True), torch.linalg.qr(A)),
+    lambda: (torch.linspace(0, 1, 3), torch.logspace(0, 1, 3), torch.linalg.norm(A)),
 ]
 
 

@@ -21,6 +21,7 @@ from specdec import (
     ModelDrafter,
     PromptLookupDrafter,
     RejectionSampler,
+    SelfDrafter,
     SpeculativeGenerator,
     Target,
     TypicalSampler,
@@ -116,7 +117,19 @@ CALLS = [
     ("trace", {"trace": "yes"}),
     ("check", {"check": None}),
     ("function", {"logits_processor": lambda ids, scores: scores}),
-    ("logits processor int may keep state", {"logits_processor": [5]}),
+    (r"processor must be a list of functions, got 5", {"logits_processor": 5}),
+    (r"processor must hold functions of \(ids, scores\), got 5", {"logits_processor": [5]}),
+    (
+        "criteria must be a list of functions, got a function",
+        {"stopping_criteria": lambda ids, scores: True},
+    ),
+    ("criteria must hold functions .*got 'x'", {"stopping_criteria": ["x"]}),
+    (
+        "stop_strings must hold strings .*got 5",
+        {"stop_strings": 5, "tokenizer": letter_tokenizer()},
+    ),
+    ("input_ids are on the meta device", prompt(IDS.to("meta"))),
+    ("attention_mask is on the meta device", prompt(IDS, MASK.to("meta"))),
     ("MaxTimeCriteria", {"stopping_criteria": [transformers.MaxTimeCriteria]}),
     (r"TextStreamer\(tokenizer\)", {"streamer": transformers.TextStreamer}),
     (r"put\(tokens\) and end\(\), got", {"streamer": []}),
@@ -212,6 +225,9 @@ BEFORE_TRIALS = [
     ("epsilon", lambda model: TypicalSampler(epsilon=1.5)),
     ("from_pretrained", lambda model: Target("gpt2")),
     ("PreTrainedModel", lambda model: SpeculativeGenerator("gpt2", None)),
+    ("got None; pass what AutoModelFor", lambda model: Target(None)),
+    ("got the class Llama.*; pass what AutoModelFor", lambda model: Target(type(model))),
+    ("no vocabulary head; load the whole", lambda model: Target(model.model)),
     ("Linear", lambda model: SpeculativeGenerator(torch.nn.Linear(2, 2), None)),
     (r"ModelDrafter\(model\)", lambda model: SpeculativeGenerator(model, model)),
     ("drafter 'eagle'", generator_of("eagle")),
@@ -226,6 +242,9 @@ BEFORE_TRIALS = [
 ]
 LATER = [
     ("feature_layers", lambda model: Target(model, feature_layers=5)),
+    ("is 128, and the target has 128 positions", generator_of(PromptLookupDrafter(128))),
+    ("layers must be an integer or a list", lambda model: SelfDrafter(model, layers=1.5)),
+    ("no drafter a LlamaForCausalLM; expected", lambda model: zoo.load_drafter(model, "eagle3")),
     ("batch_size", lambda model: Target(model).init_cache(0, 5)),
     (
         "model is on meta",

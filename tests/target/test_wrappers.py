@@ -48,7 +48,7 @@ def test_a_model_compiled_in_place_is_not_run_by_its_view():
 def test_a_wrapper_of_several_devices_is_refused_with_the_line_that_works():
     model = build("llama")
     for make in (Target, ModelDrafter, lambda m: SpeculativeGenerator(m, None)):
-        with pytest.raises(TypeError, match=r"got DataParallel; pass model\.module"):
+        with pytest.raises(TypeError, match=r"got a DataParallel; pass model\.module"):
             make(nn.DataParallel(model))
 
 

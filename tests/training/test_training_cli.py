@@ -202,7 +202,7 @@ MISTAKES = {
     "no such target": (["--target", "./no/such"], "cannot load './no/such': it must be a folder"),
     "no tokens": (["--tokens-per-step", "8"], "tokens_per_step = 8 has not a row of 32 tokens"),
     "rows too short": (["--length", "4"], "rows of 4 tokens are too short for 5 unrolled steps"),
-    "output is a file": (["--output", __file__], "Not a directory"),
+    "output is a file": (["--output", __file__], "--output must be a folder, and"),
     "absurd rate": (["--lr", "1e30"], "the loss of step"),
 }
 
