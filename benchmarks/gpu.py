@@ -42,8 +42,13 @@ from transformers import PreTrainedModel, StaticCache, StoppingCriteriaList
 from transformers.utils.import_utils import is_flash_linear_attention_available
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target, Tree
-from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig, XPressConfig
-from specdec.heads.layers import Convolution
+from specdec.drafters.head.layers import Convolution
+from specdec.drafters.mask_token.correction import (
+    DominoConfig,
+    MarkovConfig,
+    SelectorConfig,
+    XPressConfig,
+)
 from specdec.hf import cache_argument
 from specdec.loop import prefill
 from specdec.loop.runner import NUM_EAGER

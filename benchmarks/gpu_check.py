@@ -21,8 +21,13 @@ from timing import DEVICE, about, timed
 from torch.nn.utils.rnn import pad_sequence
 
 from specdec import PromptLookupDrafter, SpeculativeGenerator, Target, zoo
+from specdec.drafters.mask_token.correction import (
+    DominoConfig,
+    MarkovConfig,
+    SelectorConfig,
+    XPressConfig,
+)
 from specdec.drafters.tree import Tree
-from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig, XPressConfig
 
 LENGTHS = (37, 5, 130)
 NUM_NEW = 64 if DEVICE == "cuda" else 12

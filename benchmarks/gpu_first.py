@@ -18,7 +18,7 @@ from gpu import ROUNDS, Steps, compiled_loop, hf_generate, roof, target_of
 from models import block_head, eagle3, prompt, shape
 from timing import DEVICE, Turns, about
 
-from specdec.heads.correction import MarkovConfig
+from specdec.drafters.mask_token.correction import MarkovConfig
 from specdec.show.table import Table
 
 PLAIN = "specdec, no drafter"

@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter
-from specdec.heads.eagle import EagleConfig, EagleHead
-from specdec.heads.layers import LayerConfig
-from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
-from specdec.heads.mtp import MTPHead
+from specdec.drafters.eagle import EagleConfig, EagleHead
+from specdec.drafters.head.layers import LayerConfig
+from specdec.drafters.mask_token.head import MaskTokenConfig, MaskTokenHead
+from specdec.drafters.mtp.head import MTPHead
 from specdec.samplers import RejectionSampler, Sampler, Stream
 from specdec.training.mtp import mtp_config
 from specdec.types import PAD_TOKEN, Verdict

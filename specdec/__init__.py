@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from specdec.drafters.eagle import EagleDrafter
     from specdec.drafters.join import FirstMatch
     from specdec.drafters.lookup import PromptLookupDrafter
-    from specdec.drafters.mask_token import MaskTokenDrafter
+    from specdec.drafters.mask_token.drafter import MaskTokenDrafter
     from specdec.drafters.model import ModelDrafter
-    from specdec.drafters.mtp import MTPDrafter
+    from specdec.drafters.mtp.drafter import MTPDrafter
     from specdec.drafters.proposal import Proposal
     from specdec.drafters.self_draft import SelfDrafter
     from specdec.drafters.suffix import SuffixDrafter
@@ -85,9 +85,9 @@ _HOMES = {
     "drafters.eagle": "EagleDrafter",
     "drafters.join": "FirstMatch",
     "drafters.lookup": "PromptLookupDrafter",
-    "drafters.mask_token": "MaskTokenDrafter",
+    "drafters.mask_token.drafter": "MaskTokenDrafter",
     "drafters.model": "ModelDrafter",
-    "drafters.mtp": "MTPDrafter",
+    "drafters.mtp.drafter": "MTPDrafter",
     "drafters.proposal": "Proposal",
     "drafters.self_draft": "SelfDrafter",
     "drafters.suffix": "SuffixDrafter",

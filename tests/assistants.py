@@ -9,8 +9,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdec import Target
-from specdec.drafters.assistant import AssistantDrafter
-from specdec.heads.assistant import AssistantHead
+from specdec.drafters.assistant import AssistantDrafter, AssistantHead
 from specdec.target.text import TargetText
 
 VOCAB = 60

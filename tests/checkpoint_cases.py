@@ -40,8 +40,13 @@ from checkpoint_layouts import (
 from eagle_heads import flagged
 
 from specdec.drafters import EagleConfig, MaskTokenConfig
-from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig, XPressConfig
-from specdec.heads.layers import Convolution, LayerConfig
+from specdec.drafters.head.layers import Convolution, LayerConfig
+from specdec.drafters.mask_token.correction import (
+    DominoConfig,
+    MarkovConfig,
+    SelectorConfig,
+    XPressConfig,
+)
 
 LAYER = LayerConfig(32, 24, num_heads=4, num_kv_heads=2, head_dim=8, rms_norm_eps=1e-5)
 EAGLE3 = EagleConfig("attention", LAYER, VOCAB, DRAFT_VOCAB, (2, 4, 5), HIDDEN)

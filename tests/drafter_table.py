@@ -34,9 +34,8 @@ from specdec import (
     Target,
     TopSlots,
 )
-from specdec.drafters.assistant import AssistantDrafter
+from specdec.drafters.assistant import AssistantDrafter, AssistantHead
 from specdec.drafters.tree import Tree
-from specdec.heads.assistant import AssistantHead
 from specdec.samplers import Noise, Warp
 
 MODEL = build("llama")

@@ -17,8 +17,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.drafters import MaskTokenConfig, MaskTokenDrafter, MaskTokenHead
-from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig, XPressConfig
-from specdec.heads.layers import Convolution, LayerConfig
+from specdec.drafters.head.layers import Convolution, LayerConfig
+from specdec.drafters.mask_token.correction import (
+    DominoConfig,
+    MarkovConfig,
+    SelectorConfig,
+    XPressConfig,
+)
 
 VOCAB, WIDTH = 23, 16
 LAYER = LayerConfig(WIDTH, 24, num_heads=4, num_kv_heads=2, head_dim=6)

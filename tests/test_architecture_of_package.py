@@ -19,7 +19,7 @@ FLOORS = {
     **dict.fromkeys(["jsonl", "results", "trace", "show"], 2),
     **dict.fromkeys(["kernels", "target"], 3),
     "samplers": 4,
-    **dict.fromkeys(["request", "heads"], 5),
+    "request": 5,
     "drafters": 6,
     "checkpoints": 7,
     **dict.fromkeys(["loop", "zoo", "loading"], 8),
@@ -110,10 +110,20 @@ def test_the_zoo_is_reached_by_its_name_alone():
     assert {room for room, other in pairs if other == "zoo"} == {"zoo", "loading", "cli"}
 
 
-def test_types_and_graphs_know_nothing_of_ours_but_arguments():
+def test_types_graphs_and_kernels_know_nothing_of_what_stands_above_types():
     for file in FILES:
-        if (room := room_of(name_of(file))) in ("types", "graphs"):
-            assert {room_of(other) for _, other in imports_of(file)} <= {room, "arguments"}
+        if (room := room_of(name_of(file))) in ("types", "graphs", "kernels"):
+            below = {room, "arguments"} | ({"types"} if room == "kernels" else set())
+            assert {room_of(other) for _, other in imports_of(file)} <= below
+
+
+@pytest.mark.parametrize("name", ["EagleDrafter", "MaskTokenDrafter", "MTPDrafter"])
+def test_an_import_of_a_drafter_loads_nothing_that_stands_above_it(name):
+    script = f"import sys; from specdec import {name}; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    rooms = {room_of(n) for n in found.stdout.split() if n.startswith("specdec.")}
+    assert "drafters" in rooms
+    assert rooms & {"checkpoints", "loop", "generator", "results", "request"} == set()
 
 
 def test_every_file_and_public_part_says_what_it_is():

@@ -20,11 +20,11 @@ from specdec.checkpoints import Family, Source, Translation, load, survey_checkp
 from specdec.checkpoints.export import write_checkpoint
 from specdec.checkpoints.layer_ids import check_layers
 from specdec.checkpoints.layers import layer_keys, read_layer
-from specdec.drafters.head import HeadDrafter
+from specdec.drafters.head.drafter import HeadDrafter
+from specdec.drafters.head.layers import DecoderLayer, LayerConfig, attend_causally
+from specdec.drafters.head.sharing import apply_lm_head, check_target
+from specdec.drafters.head.window import WindowPlan
 from specdec.evaluation import evaluate
-from specdec.heads.layers import DecoderLayer, LayerConfig, attend_causally
-from specdec.heads.sharing import apply_lm_head, check_target
-from specdec.heads.window import WindowPlan
 from specdec.inspection import alternatives, describe, table, try_readings
 from specdec.training import ObjectiveArguments, ObjectiveTrainer, PackedStream
 from specdec.training.heads import layer_like, untrained

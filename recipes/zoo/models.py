@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specdec.heads.eagle import EagleHead
-from specdec.heads.mask_token import MaskTokenHead
-from specdec.heads.mtp import MTPHead
+from specdec.drafters.eagle import EagleHead
+from specdec.drafters.mask_token.head import MaskTokenHead
+from specdec.drafters.mtp.head import MTPHead
 from specdec.training.eagle import eagle_config
 from specdec.training.mask_token import mask_token_config
 from specdec.training.mtp import mtp_config

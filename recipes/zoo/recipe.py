@@ -30,9 +30,9 @@ from recipes.zoo.tokenizer import train_tokenizer
 from specdec import zoo
 from specdec.atomic import replacing, replacing_files, write_text
 from specdec.drafters.eagle import EagleDrafter
-from specdec.drafters.mask_token import MaskTokenDrafter
-from specdec.drafters.mtp import MTPDrafter
-from specdec.heads.correction import MarkovConfig
+from specdec.drafters.mask_token.correction import MarkovConfig
+from specdec.drafters.mask_token.drafter import MaskTokenDrafter
+from specdec.drafters.mtp.drafter import MTPDrafter
 from specdec.training import (
     Distillation,
     NextToken,

@@ -11,9 +11,14 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from specdec.checkpoints.family import Family, Source, Translation
 from specdec.checkpoints.files import CheckpointFolder
 from specdec.checkpoints.hf_layers import text_fields
-from specdec.drafters.assistant import AssistantDrafter
-from specdec.heads.assistant import CENTROIDS, EMBEDDINGS, AssistantConfig, AssistantHead
-from specdec.heads.sharing import check_target
+from specdec.drafters.assistant import (
+    CENTROIDS,
+    EMBEDDINGS,
+    AssistantConfig,
+    AssistantDrafter,
+    AssistantHead,
+)
+from specdec.drafters.head.sharing import check_target
 from specdec.show.text import one_line
 
 KINDS = ("gemma4_assistant", "gemma4_unified_assistant")

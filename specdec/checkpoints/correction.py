@@ -10,14 +10,14 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from specdec.checkpoints.config_fields import ConfigFields
-from specdec.heads.correction import (
+from specdec.drafters.head.layers import Convolution
+from specdec.drafters.mask_token.correction import (
     CorrectionConfig,
     DominoConfig,
     MarkovConfig,
     SelectorConfig,
     XPressConfig,
 )
-from specdec.heads.layers import Convolution
 
 
 class Names(NamedTuple):

@@ -9,8 +9,7 @@ from specdec.checkpoints.head_layouts import EAGLES
 from specdec.checkpoints.layer_ids import CONVENTIONS
 from specdec.checkpoints.marks import Clues
 from specdec.checkpoints.refusals import other_designs
-from specdec.drafters.eagle import EagleDrafter
-from specdec.heads.eagle import EagleHead
+from specdec.drafters.eagle import EagleDrafter, EagleHead
 
 
 def detect(folder: CheckpointFolder) -> Source | None:

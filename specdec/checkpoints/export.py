@@ -23,9 +23,9 @@ from specdec.checkpoints.head_layouts import LAYOUTS
 from specdec.checkpoints.layout import HeadLayout, Written
 from specdec.checkpoints.tensor_names import stored
 from specdec.checkpoints.vocab_map import write_vocab_map
-from specdec.heads.config import HeadConfig
-from specdec.heads.features import FeatureHead, FeatureHeadConfig
-from specdec.heads.layers import LayerConfig
+from specdec.drafters.head.config import HeadConfig
+from specdec.drafters.head.features import FeatureHead, FeatureHeadConfig
+from specdec.drafters.head.layers import LayerConfig
 from specdec.show.text import printable
 
 Layout = Literal["safeailab", "speculators", "vllm", "huggingface", "z-lab"]

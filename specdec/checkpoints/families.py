@@ -9,7 +9,7 @@ from specdec.checkpoints.eagle import EAGLE
 from specdec.checkpoints.family import Family
 from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.checkpoints.mtp import MTP
-from specdec.drafters.head import HeadDrafter
+from specdec.drafters.head.drafter import HeadDrafter
 
 FAMILIES = {"eagle": EAGLE, "mask-token": MASK_TOKEN, "mtp": MTP, "assistant": ASSISTANT}
 """Heads that are read, by the kinds in names of drafters (`eagle:PATH`)."""

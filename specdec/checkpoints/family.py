@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.files import CheckpointFolder, StoredTensor
-from specdec.drafters.head import HeadDrafter
+from specdec.drafters.head.drafter import HeadDrafter
 
 
 class Source(NamedTuple):
@@ -53,7 +53,7 @@ class Family:
     """Heads of one design: how their checkpoints are recognised and read.
 
     Its functions take and return the family's own configuration, a frozen dataclass that satisfies
-    `specdec.heads.config.HeadConfig`.
+    `specdec.drafters.head.config.HeadConfig`.
 
     Args:
         name: of the family.

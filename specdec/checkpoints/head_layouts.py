@@ -17,9 +17,14 @@ from typing import Any
 from specdec.checkpoints import file_parts, limits, refusals, rules
 from specdec.checkpoints.layout import HeadLayout, Key
 from specdec.checkpoints.marks import Clues
-from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig, XPressConfig
-from specdec.heads.eagle import EagleConfig
-from specdec.heads.mask_token import MaskTokenConfig
+from specdec.drafters.eagle import EagleConfig
+from specdec.drafters.mask_token.correction import (
+    DominoConfig,
+    MarkovConfig,
+    SelectorConfig,
+    XPressConfig,
+)
+from specdec.drafters.mask_token.head import MaskTokenConfig
 
 NONE = type(None)
 IDS = "eagle_aux_hidden_state_layer_ids"

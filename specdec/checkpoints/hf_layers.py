@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.files import StoredTensor
-from specdec.heads.hf_layer import HFLayerConfig
+from specdec.drafters.head.hf_layer import HFLayerConfig
 from specdec.show.text import one_line
 from specdec.target.features import decoder_layers
 

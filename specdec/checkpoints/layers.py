@@ -13,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specdec.arguments import check_number, shown
 from specdec.checkpoints.config_fields import ConfigFields
-from specdec.heads.layers import LayerConfig
+from specdec.drafters.head.layers import LayerConfig
 from specdec.show.text import one_line
 
 LAYER_CLASSES = {"llama": LlamaConfig, "qwen3": Qwen3Config}

@@ -24,7 +24,7 @@ from specdec.checkpoints.layer_ids import (
     read_layer_ids,
 )
 from specdec.checkpoints.marks import Clues
-from specdec.heads.features import FeatureHeadConfig
+from specdec.drafters.head.features import FeatureHeadConfig
 from specdec.target.features import FeatureLayer
 
 Tensors = dict[str, StoredTensor]

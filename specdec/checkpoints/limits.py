@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specdec.checkpoints.file_parts import SCALINGS
-from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig, XPressConfig
-from specdec.heads.eagle import EagleConfig
-from specdec.heads.features import FeatureHeadConfig
-from specdec.heads.mask_token import MaskTokenConfig
+from specdec.drafters.eagle import EagleConfig
+from specdec.drafters.head.features import FeatureHeadConfig
+from specdec.drafters.mask_token.correction import (
+    DominoConfig,
+    MarkovConfig,
+    SelectorConfig,
+    XPressConfig,
+)
+from specdec.drafters.mask_token.head import MaskTokenConfig
 
 Pairs = Iterator[tuple[bool, str]]
 _SCALING_KEYS = {"rope_type", "rope_theta", "factor"}

@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 from specdec.checkpoints.family import Family
 from specdec.checkpoints.survey import survey_checkpoint
-from specdec.drafters.head import HeadDrafter
+from specdec.drafters.head.drafter import HeadDrafter
+from specdec.drafters.head.sharing import model_of
 from specdec.drafters.proposal import Kind
 from specdec.drafters.tree import Tree
-from specdec.heads.sharing import model_of
 from specdec.hf import device_of
 from specdec.target import Target
 

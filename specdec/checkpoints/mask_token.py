@@ -9,8 +9,8 @@ from specdec.checkpoints.feature_heads import recognise, translate
 from specdec.checkpoints.files import CheckpointFolder
 from specdec.checkpoints.head_layouts import BLOCKS, P_EAGLES, PARD
 from specdec.checkpoints.layer_ids import CONVENTIONS
-from specdec.drafters.mask_token import MaskTokenDrafter
-from specdec.heads.mask_token import Alignment, MaskTokenHead
+from specdec.drafters.mask_token.drafter import MaskTokenDrafter
+from specdec.drafters.mask_token.head import Alignment, MaskTokenHead
 
 
 def detect(folder: CheckpointFolder) -> Source | None:

@@ -28,11 +28,11 @@ from specdec.checkpoints.files import FLOATS, CheckpointFolder, StoredTensor
 from specdec.checkpoints.layer_ids import check_layers
 from specdec.checkpoints.layers import layer_keys, read_layer, with_theta
 from specdec.checkpoints.mtp_layouts import LAYOUTS, Layout
-from specdec.drafters.mtp import MTPDrafter
-from specdec.heads.hf_layer import HFLayerConfig
-from specdec.heads.layers import LayerConfig
-from specdec.heads.mtp import MTPConfig, MTPHead, Semantics
-from specdec.heads.sharing import check_target
+from specdec.drafters.head.hf_layer import HFLayerConfig
+from specdec.drafters.head.layers import LayerConfig
+from specdec.drafters.head.sharing import check_target
+from specdec.drafters.mtp.drafter import MTPDrafter
+from specdec.drafters.mtp.head import MTPConfig, MTPHead, Semantics
 from specdec.show.text import one_line
 from specdec.target.features import FeatureLayer
 

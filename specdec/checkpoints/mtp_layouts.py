@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from specdec.checkpoints import hf_layers
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.layers import read_layer
-from specdec.heads.hf_layer import HFLayerConfig
-from specdec.heads.mtp import MTPConfig
+from specdec.drafters.head.hf_layer import HFLayerConfig
+from specdec.drafters.mtp.head import MTPConfig
 
 _USUAL = {name: name for name in ("enorm.", "hnorm.", "eh_proj.")}
 

@@ -14,9 +14,9 @@ from specdec.checkpoints.files import StoredTensor
 from specdec.checkpoints.layer_ids import NAME_THEM, check_layers, evenly_spaced
 from specdec.checkpoints.layers import read_layer, read_windows, with_layer, with_theta
 from specdec.checkpoints.layout import Reading
-from specdec.heads.correction import CorrectionConfig
-from specdec.heads.layers import Convolution, LayerConfig
-from specdec.heads.sharing import check_target
+from specdec.drafters.head.layers import Convolution, LayerConfig
+from specdec.drafters.head.sharing import check_target
+from specdec.drafters.mask_token.correction import CorrectionConfig
 from specdec.target.features import FeatureLayer
 from specdec.target.target import MAX_VOCAB_PADDING
 

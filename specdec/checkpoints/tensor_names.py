@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from specdec.checkpoints.correction import CORRECTIONS, names_of_correction
-from specdec.heads.correction import CorrectionConfig
+from specdec.drafters.mask_token.correction import CorrectionConfig
 
 _CORRECTED = {
     **{theirs: ours for names in CORRECTIONS for ours, theirs in names.tensors.items()},

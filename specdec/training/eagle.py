@@ -17,9 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_choice, check_number
-from specdec.drafters.eagle import EagleDrafter
-from specdec.heads.eagle import EagleConfig, EagleHead
-from specdec.heads.layers import attend_causally
+from specdec.drafters.eagle import EagleConfig, EagleDrafter, EagleHead
+from specdec.drafters.head.layers import attend_causally
 from specdec.training.heads import layer_like, untrained, usual_boundaries
 from specdec.training.losses import HeadObjective, UnrolledObjective, soft_cross_entropy_of
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer
-from specdec.heads.layers import LayerConfig
+from specdec.drafters.head.layers import LayerConfig
 
 Head = TypeVar("Head", bound=nn.Module)
 

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer, check_number, check_tensor
-from specdec.drafters.head import HeadDrafter
+from specdec.drafters.head.drafter import HeadDrafter
 from specdec.training.teacher import SoftLabels, Teacher
 
 

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer, check_number
-from specdec.drafters.mask_token import MaskTokenDrafter
-from specdec.heads.correction import CorrectionConfig, DominoConfig, MarkovConfig
-from specdec.heads.layers import attend_causally
-from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
+from specdec.drafters.head.layers import attend_causally
+from specdec.drafters.mask_token.correction import CorrectionConfig, DominoConfig, MarkovConfig
+from specdec.drafters.mask_token.drafter import MaskTokenDrafter
+from specdec.drafters.mask_token.head import MaskTokenConfig, MaskTokenHead
 from specdec.training.heads import drawn_from, layer_like, untrained, usual_boundaries
 from specdec.training.losses import (
     CHUNK_ELEMENTS,
@@ -128,7 +128,7 @@ def with_correction(
 
     Example:
         >>> from specdec import zoo
-        >>> from specdec.heads.correction import MarkovConfig
+        >>> from specdec.drafters.mask_token.correction import MarkovConfig
         >>> head = with_correction(new_head(zoo.load_target()), MarkovConfig(rank=32))
         >>> head.requires_grad_(False).correction.requires_grad_(True)  # it alone will be trained
         Markov(

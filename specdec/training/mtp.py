@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer
 from specdec.checkpoints.mtp import config_for, layout_of
-from specdec.drafters.mtp import MTPDrafter
-from specdec.heads.layers import attend_causally
-from specdec.heads.mtp import MTPConfig, MTPHead, Semantics
-from specdec.heads.window import Pass
+from specdec.drafters.head.layers import attend_causally
+from specdec.drafters.head.window import Pass
+from specdec.drafters.mtp.drafter import MTPDrafter
+from specdec.drafters.mtp.head import MTPConfig, MTPHead, Semantics
 from specdec.training.heads import layer_like, untrained
 from specdec.training.losses import UnrolledObjective
 

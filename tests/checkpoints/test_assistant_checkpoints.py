@@ -14,7 +14,7 @@ from specdec import AssistantDrafter, SpeculativeGenerator
 from specdec.checkpoints import survey_checkpoint
 from specdec.checkpoints.assistant import ASSISTANT
 from specdec.cli import main
-from specdec.heads.assistant import AssistantHead
+from specdec.drafters.assistant import AssistantHead
 from specdec.loading import load_drafter
 
 PROMPT = {"max_new_tokens": 12, "do_sample": True, "seed": 3, "trace": True}

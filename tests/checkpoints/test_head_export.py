@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Con
 from specdec import MaskTokenDrafter, SpeculativeGenerator
 from specdec.checkpoints.export import layouts_of, save_head
 from specdec.drafters import EagleDrafter
-from specdec.heads.correction import DominoConfig, MarkovConfig
+from specdec.drafters.mask_token.correction import DominoConfig, MarkovConfig
 
 MODEL = build("llama")
 LLAMA3 = rope(1e6, rope_type="llama3", **LLAMA3)

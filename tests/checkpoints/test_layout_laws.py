@@ -17,8 +17,13 @@ from mask_heads import config_for, random_head
 
 from specdec.checkpoints.export import save_head
 from specdec.checkpoints.head_layouts import LAYOUTS
-from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig, XPressConfig
-from specdec.heads.layers import Convolution
+from specdec.drafters.head.layers import Convolution
+from specdec.drafters.mask_token.correction import (
+    DominoConfig,
+    MarkovConfig,
+    SelectorConfig,
+    XPressConfig,
+)
 
 NONE = type(None)
 RECORDS = [(layout, design) for layout in LAYOUTS if layout.name for design in layout.designs]

@@ -28,8 +28,8 @@ from transformers.models.step3p7.modeling_step3p7 import Step3p7TextModel
 from specdec.checkpoints import survey_checkpoint
 from specdec.checkpoints.mtp import MTP, save_modules
 from specdec.drafters import MTPDrafter
-from specdec.heads.layers import attend_causally
-from specdec.heads.window import Pass
+from specdec.drafters.head.layers import attend_causally
+from specdec.drafters.head.window import Pass
 from specdec.inspection import alternatives, describe
 
 WIDTH, LENGTH = 32, 9

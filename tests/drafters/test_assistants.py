@@ -17,8 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
 from specdec import Draft, SpeculativeGenerator, certify
-from specdec.drafters.assistant import AssistantDrafter
-from specdec.heads.assistant import AssistantHead
+from specdec.drafters.assistant import AssistantDrafter, AssistantHead
 from specdec.hf import cache_argument
 
 K, NUM_NEW = 4, 40

@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from specdec import MTPDrafter, SpeculativeGenerator, certify
 from specdec.checkpoints import hf_layers, survey_checkpoint
 from specdec.checkpoints.mtp import MTP
-from specdec.heads.hf_layer import HFLayerConfig
-from specdec.heads.layers import attend_causally
-from specdec.heads.window import Pass
+from specdec.drafters.head.hf_layer import HFLayerConfig
+from specdec.drafters.head.layers import attend_causally
+from specdec.drafters.head.window import Pass
 
 VOCAB, NUM_NEW = 5, 20
 IDS, MASK = ragged_prompts(VOCAB, 9, 1, 6, 4)

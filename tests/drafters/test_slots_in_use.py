@@ -6,7 +6,7 @@ from drafter_table import DRAFTERS, MODEL, PATHS, make, own_target
 from drafting import drawing, ragged_prompts
 
 from specdec import Context, Draft, SpeculativeGenerator, Tree
-from specdec.heads.window import WindowPlan
+from specdec.drafters.head.window import WindowPlan
 from specdec.target.cache import KeyValueShape, SlotCache, narrowed
 from specdec.target.text import TargetText
 

@@ -30,10 +30,10 @@ from specdec import (
     RejectionSampler,
     SpeculativeGenerator,
 )
+from specdec.drafters.mask_token.correction import SelectorConfig
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.tree import Tree, TreePlan
 from specdec.drafters.vocabulary import CommonVocabulary
-from specdec.heads.correction import SelectorConfig
 from specdec.kernels import draw
 from specdec.samplers import Stream, Warp, draw_by_inversion
 from specdec.samplers.noise import Drawing

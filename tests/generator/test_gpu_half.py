@@ -26,9 +26,9 @@ from specdec import (
     PromptLookupDrafter,
     SpeculativeGenerator,
 )
-from specdec.heads.eagle import EagleConfig, EagleHead
-from specdec.heads.layers import LayerConfig
-from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
+from specdec.drafters.eagle import EagleConfig, EagleHead
+from specdec.drafters.head.layers import LayerConfig
+from specdec.drafters.mask_token.head import MaskTokenConfig, MaskTokenHead
 from specdec.training.eagle import new_head
 
 pytestmark = pytest.mark.gpu

@@ -17,9 +17,14 @@ from refusals import refused
 
 from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter, SpeculativeGenerator
 from specdec.drafters import EagleHead, MTPHead
-from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig, XPressConfig
-from specdec.heads.layers import Convolution, LayerConfig
-from specdec.heads.shift_window import PastRows, shift_window
+from specdec.drafters.head.layers import Convolution, LayerConfig
+from specdec.drafters.mask_token.correction import (
+    DominoConfig,
+    MarkovConfig,
+    SelectorConfig,
+    XPressConfig,
+)
+from specdec.drafters.mtp.window import PastRows, shift_window
 from specdec.types import Context
 
 MTP = mtp_heads.PLAIN

@@ -14,8 +14,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdec import EagleDrafter, Target
-from specdec.heads.layers import attend_causally
-from specdec.heads.mtp import CentredRMSNorm
+from specdec.drafters.head.layers import attend_causally
+from specdec.drafters.mtp.head import CentredRMSNorm
 
 _SCALED = {"rope_theta": 100.0, "factor": 4.0}
 _FACTORS = {"short_factor": [1.0, 1.5, 2.0], "long_factor": [2.0, 4.0, 8.0]}

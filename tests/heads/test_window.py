@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specdec.heads.window import WindowPlan
+from specdec.drafters.head.window import WindowPlan
 from specdec.target.cache import KeyValueShape, SlotCache
 
 HEADS, KV_HEADS, SIZE = 4, 2, 6

@@ -32,7 +32,7 @@ from specdec.checkpoints.eagle import EAGLE
 from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.cli import main
 from specdec.drafters import EagleDrafter, MaskTokenDrafter
-from specdec.heads.eagle import EagleHead
+from specdec.drafters.eagle import EagleHead
 from specdec.inspection import Trial, alternatives, table, try_readings
 
 ROPE = {"rope_type": "default", "rope_theta": 100.0}

@@ -156,7 +156,7 @@ def _(right, self):
 
 
 @instead_of(
-    "heads.window:ContextRows.last",
+    "drafters.head.window:ContextRows.last",
     "the token before the bonus token is drafted after (vllm#4212, vllm#5765)",
     _RIGHT,
 )
@@ -165,7 +165,7 @@ def _(right, self, out):
 
 
 @instead_of(
-    "heads.eagle:EagleHead.feedback",
+    "drafters.eagle:EagleHead.feedback",
     "the normalised state is fed to the next pass (ROCm/ATOM#882)",
     "drafters/test_parity.py",
 )
@@ -240,7 +240,7 @@ def _(right, model):
 
 
 @instead_of(
-    "heads.mtp:MTPHead.feedback",
+    "drafters.mtp.head:MTPHead.feedback",
     "the raw state is passed on where a normalised one was trained (vllm#47448)",
     "drafters/test_mtp_hf.py",
 )
@@ -267,7 +267,7 @@ def _(right, model):
 
 
 @instead_of(
-    "heads.mask_token:MaskTokenConfig.rows",
+    "drafters.mask_token.head:MaskTokenConfig.rows",
     "DFlash's rows predict the next token (deepseek-ai/DeepSpec)",
     "drafters/test_mask_token_foreign.py",
 )

@@ -10,8 +10,8 @@ import torch
 from architectures import VOCAB, build
 
 from specdec import Target
-from specdec.heads.layers import LayerConfig
-from specdec.heads.window import WindowPlan
+from specdec.drafters.head.layers import LayerConfig
+from specdec.drafters.head.window import WindowPlan
 from specdec.target.attention import window_mask
 from specdec.target.cache import SlotCache, Window
 

@@ -16,7 +16,7 @@ from mask_heads import head_for
 from mask_reference import draft_logits
 
 from specdec.drafters import MaskTokenDrafter
-from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig
+from specdec.drafters.mask_token.correction import DominoConfig, MarkovConfig, SelectorConfig
 from specdec.samplers import Noise, Warp
 from specdec.training import MaskRollouts, mask_token_config
 from specdec.training import mask_token as training

@@ -10,7 +10,7 @@ from eagle_heads import features_and_logits
 from mtp_heads import head_for, random_drafter, randomise
 
 from specdec.drafters import MTPConfig, MTPDrafter, MTPHead
-from specdec.heads.hf_layer import HFLayerConfig
+from specdec.drafters.head.hf_layer import HFLayerConfig
 from specdec.samplers import Noise, Warp
 from specdec.training.mtp import MultiTokenPrediction, mtp_config
 from specdec.types import Context

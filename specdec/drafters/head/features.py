@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.heads.config import check_fields, refuse
-from specdec.heads.layers import Attend, Attention, GatedMLP, LayerConfig, RMSNorm
-from specdec.heads.sharing import apply_lm_head, check_target_ids
+from specdec.drafters.head.config import check_fields, refuse
+from specdec.drafters.head.layers import Attend, Attention, GatedMLP, LayerConfig, RMSNorm
+from specdec.drafters.head.sharing import apply_lm_head, check_target_ids
 from specdec.target.features import FeatureLayer
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from specdec.heads.layers import Attend
-from specdec.heads.rotary import cosines_and_sines
+from specdec.drafters.head.layers import Attend
+from specdec.drafters.head.rotary import cosines_and_sines
 from specdec.kernels import AttentionOptions
 from specdec.target.cache import KeyValueShape
 from specdec.target.features import decoder_layers
@@ -63,7 +63,7 @@ class HFLayer(nn.Module):
 
     Example:
         >>> from specdec import zoo
-        >>> from specdec.heads.layers import attend_causally
+        >>> from specdec.drafters.head.layers import attend_causally
         >>> config = HFLayerConfig.of(zoo.load_target(), like=15)
         >>> layer, table = config.build(index=0), config.rotary_table(4, dtype=torch.float32)
         >>> layer(torch.zeros(2, 4, 128), table[None, None], attend_causally).shape

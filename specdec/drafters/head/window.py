@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.heads.layers import Attend
+from specdec.drafters.head.layers import Attend
 from specdec.kernels import CAUSAL, AttentionOptions
 from specdec.target.attention import attend
 from specdec.target.cache import SlotCache

@@ -15,12 +15,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_number
-from specdec.drafters.head import HeadDrafter, HeadState
+from specdec.drafters.head.drafter import HeadDrafter, HeadState
+from specdec.drafters.head.window import WindowPlan
+from specdec.drafters.mask_token.head import MaskTokenHead
+from specdec.drafters.mask_token.window import MaskWindow, WindowSpec, expand_window
 from specdec.drafters.proposal import Kind
 from specdec.drafters.tree import Tree, TreePass, TreePlan
-from specdec.heads.mask_token import MaskTokenHead
-from specdec.heads.mask_window import MaskWindow, WindowSpec, expand_window
-from specdec.heads.window import WindowPlan
 from specdec.samplers.noise import Drawing
 from specdec.target import Target
 from specdec.types import Context, Draft

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.arguments import check_choice, check_integer
-from specdec.heads.config import check_fields
+from specdec.drafters.head.config import check_fields
 
 Embed = Callable[[Tensor], Tensor]
 """Token ids `[B, W]` -> embeddings `[B, W, H]` of the head or its target."""

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.arguments import check_choice, check_integer
-from specdec.heads.config import check_fields
-from specdec.heads.hf_layer import HFLayerConfig
-from specdec.heads.layers import LayerConfig, RMSNorm
-from specdec.heads.sharing import apply_lm_head
-from specdec.heads.window import Pass
+from specdec.drafters.head.config import check_fields
+from specdec.drafters.head.hf_layer import HFLayerConfig
+from specdec.drafters.head.layers import LayerConfig, RMSNorm
+from specdec.drafters.head.sharing import apply_lm_head
+from specdec.drafters.head.window import Pass
 from specdec.target.features import FeatureLayer
 
 Semantics = Literal["chain", "target"]

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from specdec.arguments import check_choice
-from specdec.heads.correction import CorrectionConfig, HeadSizes, MarkovConfig
-from specdec.heads.features import FeatureHead, FeatureHeadConfig, FusingLayer
-from specdec.heads.layers import Attend, RMSNorm
+from specdec.drafters.head.features import FeatureHead, FeatureHeadConfig, FusingLayer
+from specdec.drafters.head.layers import Attend, RMSNorm
+from specdec.drafters.mask_token.correction import CorrectionConfig, HeadSizes, MarkovConfig
 
 Alignment = Literal["shifted", "unshifted", "same-position", "next-token"]
 FeatureContext = Literal["input", "keys", "none"]
@@ -96,7 +96,7 @@ class MaskTokenConfig(FeatureHeadConfig, _Wiring):
             (`"hidden"`), or from that and the embedding of the token before (`"markov"`).
 
     Example:
-        >>> from specdec.heads.layers import LayerConfig
+        >>> from specdec.drafters.head.layers import LayerConfig
         >>> layer = LayerConfig(8, 16, 2, 2, 4)
         >>> config = MaskTokenConfig("shifted", "input", layer, 9, 9, (1, 2, 3), 8, mask_token_id=0)
         >>> config.num_later(4), config.rows.first_row
@@ -200,7 +200,7 @@ class MaskTokenHead(FeatureHead):
     Every method works on any number of rows and tokens.
 
     Example:
-        >>> from specdec.heads.layers import LayerConfig
+        >>> from specdec.drafters.head.layers import LayerConfig
         >>> layer = LayerConfig(8, 16, 2, 2, 4)
         >>> config = MaskTokenConfig("shifted", "input", layer, 9, 9, (1, 2, 3), 8, mask_token_id=0)
         >>> head = MaskTokenHead(config)

@@ -22,8 +22,8 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdec.arguments import check_integer, check_number
-from specdec.heads.config import check_fields, refuse
-from specdec.heads.rotary import cosines_and_sines
+from specdec.drafters.head.config import check_fields, refuse
+from specdec.drafters.head.rotary import cosines_and_sines
 from specdec.kernels import CAUSAL, AttentionOptions
 from specdec.target.attention import attend
 from specdec.target.cache import KeyValueShape, Window

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.drafters.head import HeadDrafter, HeadState
+from specdec.drafters.head.drafter import HeadDrafter, HeadState
+from specdec.drafters.head.window import Pass, WindowPlan
+from specdec.drafters.mtp.head import MTPHead
+from specdec.drafters.mtp.window import PastRows, ShiftedWindow, shift_window
 from specdec.drafters.proposal import Drafting
-from specdec.heads.mtp import MTPHead
-from specdec.heads.shift_window import PastRows, ShiftedWindow, shift_window
-from specdec.heads.window import Pass, WindowPlan
 from specdec.samplers.noise import Drawing
 from specdec.types import Context, Draft
 
@@ -29,7 +29,7 @@ class MTPState(HeadState):
     Args:
         cache, angles: as `HeadState`; depth d is layer d.
         past: the last rows of each text, committed tokens beside the target's features; see
-            `heads/shift_window.py`.
+            `drafters/mtp/window.py`.
         before: those that the last window began with.
         start: `[B]` int64, where that window's context began. A step whose capture fails is run
             again: it finds the same start, and begins with the same rows. Before the first window
@@ -52,7 +52,7 @@ class MTPDrafter(HeadDrafter):
     A step costs max(K, D) passes. Each of the first D passes runs one depth over a window of K + 1
     rows, which holds the newly committed tokens and, before them, as many remembered ones as there
     is room for: it re-computes what that depth had computed from draft tokens, so every key and
-    value below a text's anchor depends on committed tokens alone (`heads/shift_window.py`
+    value below a text's anchor depends on committed tokens alone (`drafters/mtp/window.py`
     proves that the window suffices). Depth d predicts draft token d. If K > D, the last depth goes
     on alone, one row per pass, reading its own output; if K < D, the head's first K depths serve.
 
@@ -67,8 +67,8 @@ class MTPDrafter(HeadDrafter):
 
     Example:
         >>> from specdec import SpeculativeGenerator, zoo
-        >>> from specdec.heads.layers import LayerConfig
-        >>> from specdec.heads.mtp import MTPConfig, MTPHead
+        >>> from specdec.drafters.head.layers import LayerConfig
+        >>> from specdec.drafters.mtp.head import MTPConfig, MTPHead
         >>> target = zoo.load_target()
         >>> layer = LayerConfig(128, 256, 4, 4, 32)
         >>> head = MTPHead(MTPConfig(layer, target.config.vocab_size, num_layers=3))

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from specdec.arguments import shown
-from specdec.heads.config import HeadConfig
+from specdec.drafters.head.config import HeadConfig
 from specdec.target import Target
 from specdec.target.wrappers import unwrap
 

@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import check_placement
 from specdec.drafters.base import TreeDrafter, check_num_draft_tokens
+from specdec.drafters.head.sharing import borrow, look_up, model_of
+from specdec.drafters.head.window import ContextRows, read_context
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.tree import Tree, TreePlan
 from specdec.graphs.tree import shared
-from specdec.heads.sharing import borrow, look_up, model_of
-from specdec.heads.window import ContextRows, read_context
 from specdec.target import Target
 from specdec.target.cache import SlotCache
 from specdec.types import Context

@@ -1,0 +1,1 @@
+"""Multi-token prediction: a module per depth, chained, with a cache that shifts by one row."""
