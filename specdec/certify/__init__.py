@@ -104,10 +104,13 @@ def certify(
         if prompts is None:
             raise TypeError("pass prompts, a list of token ids for each, to certify a generator")
         return certify_generator(subject, prompts, **options)
-    raise TypeError(
-        f"expected a Sampler or a SpeculativeGenerator, got {shown(subject)}; wrap a rule "
-        "(draft_tokens, draft_probs, target_probs, noise) -> tokens as ForeignSampler(rule)"
+    advice = (
+        "wrap a rule (draft_tokens, draft_probs, target_probs, noise) -> tokens as "
+        "ForeignSampler(rule)"
     )
+    if isinstance(subject, type) and issubclass(subject, Sampler | SpeculativeGenerator):
+        advice = f"pass an instance, {subject.__name__}(...)"
+    raise TypeError(f"expected a Sampler or a SpeculativeGenerator, got {shown(subject)}; {advice}")
 
 
 def _whole_signature() -> inspect.Signature:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from specdec.arguments import check_integer
+from specdec.arguments import check_integer, shown
 from specdec.drafters import SelfDrafter, Visible
 from specdec.drafters.visible import draft_cache
 from specdec.evaluation.anchors import every_anchor
@@ -189,6 +189,11 @@ class _Texts:
         self, target: Target, prompts: Sequence[Sequence[int]], most: int, options: dict[str, Any]
     ):
         self._target, self._most = target, check_integer("num_draft_tokens", most, 1)
+        if isinstance(prompts, str) or any(isinstance(ids, str) for ids in prompts):
+            raise TypeError(
+                f"prompts must be lists of token ids, got {shown(prompts)}; encode texts first, "
+                "tokenizer(texts).input_ids"
+            )
         if not len(prompts):
             raise ValueError("there are no prompts to measure on; pass token ids of at least one")
         starts = range(0, len(prompts), ROWS)

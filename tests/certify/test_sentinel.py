@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from architectures import build
 from text_laws import DRAFT, PROMPT, TARGET, tiny
 from transformers import (
     LlamaConfig,
@@ -207,6 +208,9 @@ def test_what_cannot_be_judged_is_refused():
         Sentinel("x")
     with pytest.raises(TypeError, match=r"reference must be a model of HF's.*got 'x'"):
         Sentinel(generator(), reference="x")
+    other = build("llama")
+    with pytest.raises(ValueError, match=r"reference has a vocabulary of .* and the target one"):
+        Sentinel(generator(), reference=other)
     with pytest.raises(ValueError, match="tolerance must be a number >= 0, got -1"):
         Sentinel(generator(), tolerance=-1)
     with pytest.raises(ValueError, match=r"a token of texts\[0\] must be .* in 0..5, got 6; were"):

@@ -107,3 +107,8 @@ def test_the_command_names_a_draft_cache_by_context_and_batch(tmp_path, capsys):
     ]:
         assert main([*command, *arguments]) != 0
         assert message in capsys.readouterr().err
+
+
+def test_prompts_that_are_texts_are_refused():
+    with pytest.raises(TypeError, match="prompts must be lists of token ids, got 'abc'"):
+        choose_layers(Target(build("llama")), "abc")

@@ -237,7 +237,7 @@ class Sentinel:
                 "generator must be the SpeculativeGenerator that writes the texts, got "
                 f"{shown(generator)}"
             )
-        check_reference(reference)
+        check_reference(reference, generator.target.vocab_size)
         if tolerance is not None:
             check_number("tolerance", tolerance, 0)
         self._alarm = check_number("false_alarm", false_alarm, above=0, below=1)
@@ -364,12 +364,20 @@ class Sentinel:
         )
 
 
-def check_reference(reference: Any) -> None:
-    """Raises `TypeError` for what is no model of HF's."""
+def check_reference(reference: Any, vocab_size: int) -> None:
+    """Raises `TypeError` for what is no model of HF's, and `ValueError` for one of another
+    vocabulary.
+    """
     if reference is not None and not isinstance(reference, PreTrainedModel):
         raise TypeError(
             "reference must be a model of HF's (a PreTrainedModel), for instance a copy of the "
             f"target in float32, or None for the target's own; got {shown(reference)}"
+        )
+    own = reference and reference.config.get_text_config().vocab_size
+    if reference is not None and own != vocab_size:
+        raise ValueError(
+            f"reference has a vocabulary of {own} and the target one of {vocab_size}; pass a copy "
+            "of the target, for instance in float32"
         )
 
 

@@ -143,7 +143,7 @@ def certify_generator(
         check_number("target_bias", target_bias, above=0, below=1)
     if until_sure and target_bias is None:
         raise ValueError("until_sure goes on until target_bias would have been seen; pass one")
-    check_reference(reference)
+    check_reference(reference, generator.target.vocab_size)
     prompts = _token_ids(prompts)
     settings = _settings(settings, len(prompts))
     drafter, sampler = generator.drafter, generator.sampler

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specdec.arguments import check_choice, check_device, check_integer, check_number
+from specdec.arguments import check_choice, check_device, check_integer, check_number, shown
 from specdec.certify.chisquare import detectable_variation
 from specdec.certify.foreign import ForeignBatchSampler, ForeignSampler, is_declared_lossy
 from specdec.certify.sampler.drafting import asks_for_race, examine_draft_law
@@ -162,6 +162,12 @@ def _check_sizes(sizes: Sizes, trees: Sequence[tuple[int, ...]], paths: Sequence
     """Refuses what cannot be enumerated: each text of K + 1 tokens has a probability, and each
     pattern of accepting uniforms a row.
     """
+    is_table = isinstance(sizes, Sequence) and all(isinstance(x, Sequence) for x in sizes)
+    if not is_table or not all(len(size) == 3 for size in sizes):
+        raise TypeError(
+            "sizes must be a tuple of (vocabulary, draft tokens, worlds), for instance "
+            f"((4, 2, 18),); got {shown(sizes)}"
+        )
     if not sizes:
         raise ValueError("sizes must be (vocabulary, draft tokens, worlds) of a batch or more")
     for parents in trees:
