@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from specdec.arguments import shown
 from specdec.kernels import VerifyUniforms, verify, verify_points
-from specdec.samplers.noise import DrawRule, Noise, StepNoise, Stream, draw_by_inversion
+from specdec.samplers.noise import Drawing, DrawRule, Noise, StepNoise, Stream, draw_by_inversion
 from specdec.samplers.warp import Warp
 from specdec.settings import settings_of
 from specdec.types import Draft, Verdict
@@ -70,6 +70,40 @@ class Sampler(nn.Module, ABC):
         if warp.is_greedy:
             return self.accept_greedily(draft, target_logits)
         return self.accept(draft, target_logits, warp, noise)
+
+    def from_probs(self, draft: Draft, target_probs: Tensor, noise: StepNoise) -> Verdict:
+        """As a call, given the target's probabilities in the place of logits and a warp.
+
+        Args:
+            draft: K tokens per row and the probabilities that they were drawn from.
+            target_probs: `[B, K + 1, V]`, rows that sum to 1.
+            noise: the step's draws.
+
+        Example:
+            >>> from specdec.samplers import Noise, RejectionSampler
+            >>> p = torch.tensor([[[0.5, 0.5], [1.0, 0.0]]])  # B = 1, K = 1, V = 2
+            >>> draft = Draft(torch.tensor([[1]]), torch.tensor([[[0.5, 0.5]]]))
+            >>> RejectionSampler().from_probs(draft, p, Noise([0]).at(torch.tensor([4]), 2)).tokens
+            tensor([[1, 0]])
+        """
+        warp = Warp(len(target_probs), device=target_probs.device)
+        return self(draft, target_probs.log(), warp, noise)
+
+    def drawing(
+        self,
+        num_draft_tokens: int,
+        warp: Warp,
+        noise: StepNoise,
+        *,
+        wants_probs: bool | None = None,
+        wants_raw: bool = False,
+    ) -> Drawing:
+        """What a drafter has to know of a step that this sampler verifies; Args as `Drawing`.
+
+        `wants_probs` is by default whether this rule reads the probabilities of draft tokens.
+        """
+        wants_probs = self.uses_draft_probs if wants_probs is None else wants_probs
+        return Drawing(num_draft_tokens, warp, noise, self.draw_draft, wants_probs, wants_raw)
 
     @abstractmethod
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
