@@ -167,7 +167,8 @@ class EagleDrafter(HeadDrafter):
     Example:
         >>> from specdec import SpeculativeGenerator, zoo
         >>> from specdec.drafters.head.layers import LayerConfig
-        >>>         >>> target = zoo.load_target()
+        >>> from specdec.drafters.eagle import EagleConfig, EagleDrafter, EagleHead
+        >>> target = zoo.load_target()
         >>> vocab, layer = target.config.vocab_size, LayerConfig(128, 256, 4, 4, 32)
         >>> head = EagleHead(EagleConfig("attention", layer, vocab, vocab, (2, 8, 13), 128))
         >>> drafter = EagleDrafter(head, target, num_draft_tokens=3)

@@ -289,7 +289,8 @@ class OutputCollector:
             self._lengths[number] += len(step.new_tokens)
             if self.finish_reasons[number] is not None or number in self._faults:
                 continue
-            step.cut(step.num_sound)
+            if step.faults:
+                step.cut(step.num_sound)
             tokens = step.new_tokens
             self.new_tokens[number] += tokens
             if step.faults:

@@ -284,7 +284,9 @@ _TABLES = "emitted", "drafted", "path", "parents"
 def _row_step(row: dict[str, Any]) -> RowStep:
     """One row of an outcome, by column."""
     new, valid, accepted = row["num_new"], row["num_valid"], row["num_accepted"]
-    others = {name: row[name] for name in ("faults", "num_sound")}
+    others = {"faults": row["faults"]}
+    if row["faults"]:
+        others["num_sound"] = row["num_sound"]
     if "path" in row:
         path = [index - 1 for index in row["path"][1 : accepted + 1]]
         others |= {"parents": row["parents"][:valid], "path": path}
