@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Unpack
 
 import torch
@@ -39,7 +40,9 @@ from specdec.loop.lengths import (
 )
 from specdec.loop.outcome import Outcome, PendingOutcome
 from specdec.loop.pool import RunnerPool, signature_of
+from specdec.loop.processors import step_with_processors
 from specdec.loop.state import Parts
+from specdec.loop.step import Stepper, step
 from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
 from specdec.request.call import read_request, request_of, with_options
@@ -208,7 +211,6 @@ class SpeculativeGenerator:
         finally:
             generation.close()
 
-    @torch.inference_mode()
     def step(self, generation: Generation) -> Outcome:
         """One step for every row. Nothing in it waits for the device (logits processors do).
 
@@ -234,16 +236,20 @@ class SpeculativeGenerator:
             )
         if generation.owner is not self:
             raise ValueError("another generator started this generation; step it with that one")
+        self._check_hooks(generation)
+        return generation.run_step()
+
+    def _check_hooks(self, generation: Generation) -> None:
+        """Refuses to go on where the target's hooks are others than they were, if that matters."""
         target = self.target
         may_differ = target.hooks or target.num_handles != RemovableHandle.next_id
         if may_differ and target.has_other_hooks():
             target.check_unchanged()
-            if generation.runner.captures:
+            if generation.state.signature.is_captured:
                 raise ValueError(
                     "hooks of the target were registered or removed after this generation was "
                     "started, whose steps are captured without them; start another one"
                 )
-        return generation.run_step()
 
     def refresh(self) -> None:
         """Reads the models of target and drafter as they are now, after an edit that calls refuse:
@@ -328,7 +334,7 @@ class SpeculativeGenerator:
         request = read_request(self.target, input_ids, attention_mask, options)
         choose = self._chooser(request)
         generation = self._begin(request)
-        return self._run(generation, OutputCollector(generation), self.step, choose)
+        return self._run(generation, OutputCollector(generation), choose)
 
     @with_options
     def generate(
@@ -435,10 +441,10 @@ class SpeculativeGenerator:
         choose = self._chooser(request, trace=trace)
         generation = self._begin(request, trace=trace)
         collector = OutputCollector(generation, streamer)
-        tracer, stepper = StepTracer(generation) if trace else None, self
-        if trace or check:
-            stepper = tracer or EagerTwin(generation, self.prefill_chunk_size)
-        for record in self._run(generation, collector, stepper.step, choose):
+        tracer = stepper = StepTracer(generation, generation.stepper) if trace else None
+        if check:
+            stepper = EagerTwin(generation, generation.stepper, self.prefill_chunk_size)
+        for record in self._run(generation, collector, choose, stepper):
             if tracer is not None:
                 tracer.add(record)
         wall_s = time.perf_counter() - started_s
@@ -461,7 +467,10 @@ class SpeculativeGenerator:
         parts = Parts(self.target, self.drafter, self.sampler)
         reason = self._runners.why_eager(request, is_traced=trace)
         runner = self._runners.take(parts, request, why_eager=reason)
-        generation = Generation(self, request, runner, give_back=self._runners.give)
+        stepper: Stepper = runner if runner.captures else partial(step, parts)
+        if request.processors:
+            stepper = partial(step_with_processors, request, parts)
+        generation = Generation(self, request, runner, stepper, give_back=self._runners.give)
         runner.prefill(request, self.prefill_chunk_size)
         return generation
 
@@ -495,8 +504,8 @@ class SpeculativeGenerator:
         self,
         generation: Generation,
         collector: OutputCollector,
-        step: Callable[[Generation], Outcome],
-        choose: ChooseLength | None = None,
+        choose: ChooseLength | None,
+        stepper: Stepper | None = None,
     ) -> Iterator[StepRecord]:
         """Steps until all outputs are complete; the host reads `steps_ahead` steps late, but where
         those under way may be the last: one more in vain takes longer than to wait for them.
@@ -515,7 +524,8 @@ class SpeculativeGenerator:
                 chosen = choose(acceptance, rows, collector.longest)
                 what = "the number of draft tokens that draft_length returned"
                 generation.num_draft_tokens = check_integer(what, chosen, 0, k)
-            outcome, asked = step(generation), generation.num_draft_tokens
+            self._check_hooks(generation)
+            outcome, asked = generation.run_step(stepper), generation.num_draft_tokens
             unread.append((outcome.fetch(), generation.scores_of(outcome), asked))
             while len(unread) > self.steps_ahead or (unread and may_be_last()):
                 *read, asked = unread.popleft()

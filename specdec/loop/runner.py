@@ -16,7 +16,7 @@ from specdec.graphs.tree import size_bytes
 from specdec.loop.outcome import Outcome
 from specdec.loop.prefill import captured_sizes, chunk_sizes, prefill, prefill_chunk
 from specdec.loop.state import Parts, Signature, StepState
-from specdec.loop.step import EditLogits, device_step
+from specdec.loop.step import step
 from specdec.request import Request
 from specdec.samplers import Warp
 from specdec.show.text import draft_size
@@ -102,36 +102,31 @@ class StepRunner:
                         self._run_chunk(size)
         for length in lengths:
             for _ in range(count):
-                self.run(self.state, num_draft_tokens=length)
+                self(self.state, length)
 
-    def run(
-        self, state: StepState, *, num_draft_tokens: int, edit_logits: EditLogits | None = None
-    ) -> Outcome:
-        """One step; Args as `device_step`. The state is the runner's or, where nothing is captured,
-        one that holds some of its rows.
+    def __call__(self, state: StepState, num_draft_tokens: int) -> Outcome:
+        """One step for every row of the runner's state.
 
         Raises:
             CaptureError: the step cannot be captured, and must be.
             ValueError: the state of a call that was closed: graphs know that of the loaded one.
         """
-        if not self.captures or self.refusal is not None:
-            options = {"num_draft_tokens": num_draft_tokens, "edit_logits": edit_logits}
-            return device_step(self.parts, state, **options)
-
         if state is not self.state:
             raise ValueError(
                 "this generation was closed, and its tensors are another call's; start a new one"
             )
         # The graph holds these functions, so they must not hold the runner that holds the graph.
-        step = partial(device_step, self.parts, self.state, num_draft_tokens=num_draft_tokens)
+        eager = partial(step, self.parts, state, num_draft_tokens)
+        if self.refusal is not None:
+            return eager()
         try:
-            return self._through_graph((self.state.signature, num_draft_tokens), step)
+            return self._through_graph((state.signature, num_draft_tokens), eager)
         except CaptureError as error:
             if self._must_capture:
                 raise CaptureError(f"{error} (graphs=True; 'auto' goes on eagerly)") from error
             self.refusal = str(error)
         # Nothing was committed, and a drafter starts from what is: the step can be run again.
-        return step()
+        return eager()
 
     def _run_chunk(self, size: int) -> None:
         run = partial(prefill_chunk, self.parts, self.state, size)

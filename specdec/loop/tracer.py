@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -20,16 +21,20 @@ from torch import Tensor
 from specdec.loop.host import Generation, StepRecord
 from specdec.loop.outcome import Outcome, Transfer
 from specdec.loop.state import StepState
-from specdec.loop.step import EditLogits, accept, propose, verify
 from specdec.samplers import Stream
 from specdec.trace import StepNumbers, StepTimes, Trace
 
 
 class StepTracer:
-    """Takes the steps of one call, eagerly, and collects its trace."""
+    """A stepper that takes the steps of one call by another one and collects the call's trace.
 
-    def __init__(self, generation: Generation):
-        self._generation = generation
+    Args:
+        generation: at its start.
+        stepper: `step` of the generation's parts, or what passes its `mark` on.
+    """
+
+    def __init__(self, generation: Generation, stepper: Callable[..., Outcome]):
+        self._generation, self._stepper = generation, stepper
         rows = len(generation.request.lengths)
         self._steps = [[] for _ in range(rows)]
         self._numbers: list[list[StepNumbers]] = [[] for _ in range(rows)]
@@ -38,30 +43,18 @@ class StepTracer:
         self._pending: deque[tuple[list[int], dict[str, Transfer]]] = deque()
         self._num_added = 0
 
-    @torch.inference_mode()
-    def step(self, generation: Generation) -> Outcome:
-        """One step for every row of the call, with its numbers on their way to the host."""
-        outcome = generation.run_step(self._run)
-        numbers = _numbers(outcome, generation.state, generation.parts.sampler.uses_accept_draws)
+    def __call__(self, state: StepState, num_draft_tokens: int) -> Outcome:
+        """One step for every row, with its numbers on their way to the host and the time after each
+        of its parts.
+        """
+        state = replace(state, signature=state.signature._replace(wants_raw=True))
+        times = [self._now()]
+        outcome = self._stepper(state, num_draft_tokens, mark=lambda _: times.append(self._now()))
+        uses_draws = self._generation.parts.sampler.uses_accept_draws
+        numbers = _numbers(outcome, state, uses_draws)
         columns = {name: Transfer(column) for name, column in numbers.items()}
-        self._pending.append((list(generation.rows), columns))
-        self._times[-1].append(self._now())
-        return outcome
-
-    def _run(
-        self, state: StepState, *, num_draft_tokens: int, edit_logits: EditLogits | None
-    ) -> Outcome:
-        """`device_step`, and the time after each of its parts."""
-        parts, times = self._generation.parts, [self._now()]
-        noise = state.noise.at(state.buffer.anchor_position, num_draft_tokens + 1)
-        draft = propose(parts, state, noise, num_draft_tokens, wants_raw=True)
-        times.append(self._now())
-        output = verify(parts, state, draft)
-        logits = output.logits if edit_logits is None else edit_logits(draft, output.logits)
-        times.append(self._now())
-        outcome = accept(parts, state, noise, draft, output, logits)
-        times.append(self._now())
-        self._times.append(times)
+        self._pending.append((list(self._generation.rows), columns))
+        self._times.append([*times, self._now()])
         return outcome
 
     def add(self, record: StepRecord) -> None:
