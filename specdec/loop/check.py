@@ -13,7 +13,7 @@ from specdec.loop.host import Generation
 from specdec.loop.outcome import Outcome
 from specdec.loop.prefill import prefill, prefill_chunk
 from specdec.loop.state import StepState
-from specdec.loop.step import Stepper, step
+from specdec.loop.step import step
 from specdec.results import RowStep
 
 
@@ -31,22 +31,22 @@ class EagerTwin:
 
     Args:
         generation: at its start; its prompts have been read and no step was taken.
-        stepper: of the generation.
         chunk_size: see `prefill`.
     """
 
     @torch.inference_mode()
-    def __init__(self, generation: Generation, stepper: Stepper, chunk_size: int):
-        runner, request = generation.runner, generation.request
-        theirs, self._parts, self._stepper = runner.state, runner.parts, stepper
+    def __init__(self, generation: Generation, chunk_size: int):
+        storage, request = generation.storage, generation.request
+        theirs, self._parts, self._stepper = storage.state, storage.parts, generation.stepper
         self._num_rows = len(request.lengths)
         self._storage, self._num_steps = stable_storage(theirs), 0
         self._state = StepState.allocate(
-            theirs.signature, theirs.cache.num_slots, runner.parts, request
+            theirs.signature, theirs.cache.num_slots, self._parts, request
         )
         self._state.load(request)
-        options = {"chunk_size": chunk_size, "captured": runner.captured_chunks}
-        prefill(self._state, request, partial(prefill_chunk, runner.parts, self._state), **options)
+        sizes = storage.replay.chunks(max(request.lengths) - 1, chunk_size)
+        run_chunk = partial(prefill_chunk, self._parts, self._state)
+        prefill(self._state, sizes, run_chunk, fixed=storage.replay.captured_chunks)
 
     def __call__(self, state: StepState, num_draft_tokens: int) -> Outcome:
         """One step for every row, taken twice and compared.

@@ -17,9 +17,9 @@ from specdec.arguments import check_integer, shown
 from specdec.graphs.tree import keep_rows, rows_to_keep
 from specdec.kernels.verify.reference import find_draft_faults
 from specdec.loop.outcome import Outcome, PendingOutcome, fault_text
-from specdec.loop.runner import StepRunner
 from specdec.loop.state import Parts
 from specdec.loop.step import Stepper
+from specdec.loop.storage import Storage
 from specdec.request.call import Request
 from specdec.results import GenerationResult, RowStep, SpeculationStats
 from specdec.show.text import draft_size
@@ -40,9 +40,10 @@ class Generation:
     Args:
         owner: the generator that started it; no other may step it.
         request: what was asked for.
-        runner: holds its tensors.
-        stepper: takes its steps.
-        give_back: takes the runner for other calls, when the generation is closed or dropped.
+        storage: holds its tensors.
+        stepper: takes its steps; may be set to one that wraps it and does not hold the generation,
+            which gives its tensors back when nobody does.
+        give_back: takes the storage for other calls, when the generation is closed or dropped.
 
     Attributes:
         state: its tensors. Where the batch was filled up to a bucket, inert rows follow its own.
@@ -69,20 +70,20 @@ class Generation:
         self,
         owner: object,
         request: Request,
-        runner: StepRunner,
+        storage: Storage,
         stepper: Stepper,
-        give_back: Callable[[StepRunner], None],
+        give_back: Callable[[Storage], None],
     ):
-        self.owner, self.request, self.runner = owner, request, runner
+        self.owner, self.request, self.storage = owner, request, storage
         self.stepper = stepper
-        self.state = runner.state
+        self.state = storage.state
         self.rows = list(range(len(request.lengths)))
         asked = request.num_draft_tokens
-        self._most = runner.state.signature.num_draft_tokens
+        self._most = storage.state.signature.num_draft_tokens
         self._num_draft_tokens = self._most if asked is None else asked
         self.max_draft_tokens = self._num_draft_tokens
         self._is_first = True
-        self._giving_back = weakref.finalize(self, give_back, runner)
+        self._giving_back = weakref.finalize(self, give_back, storage)
         self._giving_back.atexit = False
 
     def close(self) -> None:
@@ -104,7 +105,7 @@ class Generation:
     @property
     def parts(self) -> Parts:
         """Target, drafter and sampler."""
-        return self.runner.parts
+        return self.storage.parts
 
     @property
     def tokens(self) -> Tensor:
@@ -141,12 +142,10 @@ class Generation:
         self.max_draft_tokens = max(self.max_draft_tokens, value)
 
     @torch.inference_mode()
-    def run_step(self, stepper: Stepper | None = None) -> Outcome:
-        """One step for every row, by the generation's stepper or one that wraps it; see
-        `SpeculativeGenerator.step`.
-        """
+    def run_step(self) -> Outcome:
+        """One step for every row, by the generation's stepper; see `SpeculativeGenerator.step`."""
         with self.state.narrowed(self.state.num_in_use):
-            outcome = (stepper or self.stepper)(self.state, self._num_draft_tokens)
+            outcome = self.stepper(self.state, self._num_draft_tokens)
         if self.state.signature.batch_size > len(self.rows):
             outcome = outcome.of_rows(len(self.rows))
         if self._is_first:
@@ -200,7 +199,7 @@ class Generation:
             return
         rows = rows_to_keep([left > 0 for left in self.state.buffer.remaining.tolist()])
         if 0 < len(rows) < len(self.rows):
-            self.rows = [self.rows[row] for row in rows]
+            self.rows[:] = [self.rows[row] for row in rows]  # a tracer has the same list
             signature = self.state.signature._replace(batch_size=len(rows))
             self.state = replace(keep_rows(self.state, rows), signature=signature)
 

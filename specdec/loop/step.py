@@ -30,7 +30,9 @@ what replays, compares, traces or processes steps wraps one.
 """
 
 Mark = Callable[[str], None]
-"""Called with the name of each part of a step after it: "draft", "verify", "accept"."""
+"""Called with the name of a part of a step after it: "draft", then "verify"; the last part, which
+accepts and commits, ends with the step.
+"""
 
 EditLogits = Callable[[Draft, Tensor], Tensor]
 """(draft, logits `[B, K + 1, V]`) -> logits: host code between verification and acceptance."""
@@ -54,7 +56,7 @@ def step(
         parts: target, drafter and sampler.
         state: updated in place.
         num_draft_tokens: how many tokens to draft, 0..K of the state.
-        mark: called after each part of the step.
+        mark: called after each part of the step but the last.
         edit_logits: host code that changes the target's logits (logits processors). With it the
             step waits for the device and cannot be captured.
 
@@ -70,9 +72,7 @@ def step(
     output = verify(parts, state, draft)
     logits = output.logits if edit_logits is None else edit_logits(draft, output.logits)
     mark("verify")
-    outcome = accept(parts, state, noise, draft, output, logits)
-    mark("accept")
-    return outcome
+    return accept(parts, state, noise, draft, output, logits)
 
 
 def propose(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: int) -> Draft:

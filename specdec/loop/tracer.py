@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -29,12 +28,12 @@ class StepTracer:
     """A stepper that takes the steps of one call by another one and collects the call's trace.
 
     Args:
-        generation: at its start.
-        stepper: `step` of the generation's parts, or what passes its `mark` on.
+        generation: at its start, with a stepper that is `step` or passes its `mark` on.
     """
 
-    def __init__(self, generation: Generation, stepper: Callable[..., Outcome]):
-        self._generation, self._stepper = generation, stepper
+    def __init__(self, generation: Generation):
+        self._stepper, self._parts = generation.stepper, generation.parts
+        self._request, self._rows = generation.request, generation.rows
         rows = len(generation.request.lengths)
         self._steps = [[] for _ in range(rows)]
         self._numbers: list[list[StepNumbers]] = [[] for _ in range(rows)]
@@ -50,10 +49,10 @@ class StepTracer:
         state = replace(state, signature=state.signature._replace(wants_raw=True))
         times = [self._now()]
         outcome = self._stepper(state, num_draft_tokens, mark=lambda _: times.append(self._now()))
-        uses_draws = self._generation.parts.sampler.uses_accept_draws
-        numbers = _numbers(outcome, state, uses_draws)
+        times.append(self._now())
+        numbers = _numbers(outcome, state, self._parts.sampler.uses_accept_draws)
         columns = {name: Transfer(column) for name, column in numbers.items()}
-        self._pending.append((list(self._generation.rows), columns))
+        self._pending.append((list(self._rows), columns))
         self._times.append([*times, self._now()])
         return outcome
 
@@ -69,15 +68,14 @@ class StepTracer:
                 own = _step_numbers(record.index, values, len(step.draft_tokens))
                 self._numbers[number].append(own)
 
-    def trace(self) -> Trace:
-        """The finished trace."""
-        generation, request = self._generation, self._generation.request
-        target, drafter = generation.parts.target, generation.parts.drafter
+    def trace(self, num_draft_tokens: int) -> Trace:
+        """The finished trace; its steps drafted at most so many tokens."""
+        request, target, drafter = self._request, self._parts.target, self._parts.drafter
         about = {
             "target": type(target.model).__name__,
             "drafter": type(drafter).__name__,
-            "sampler": type(generation.parts.sampler).__name__,
-            "num_draft_tokens": generation.max_draft_tokens,
+            "sampler": type(self._parts.sampler).__name__,
+            "num_draft_tokens": num_draft_tokens,
             "device": str(target.device),
             "dtype": str(target.dtype).removeprefix("torch."),
             "seeds": request.seeds,

@@ -1,24 +1,21 @@
-"""Who runs the steps: a `StepRunner` runs calls over one storage and replays their steps as graphs
-where that is possible.
+"""Steps and prompt chunks as graphs, replayed over the tensors of one storage. A generator without
+graphs runs none of this.
+
+Legend: B rows, K draft tokens.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import torch
-
 from specdec.graphs import Captured, CaptureError, GraphPool, stable_storage
-from specdec.graphs.tree import size_bytes
 from specdec.loop.outcome import Outcome
-from specdec.loop.prefill import captured_sizes, chunk_sizes, prefill, prefill_chunk
-from specdec.loop.state import Parts, Signature, StepState
+from specdec.loop.prefill import chunks, prefill_chunk
+from specdec.loop.state import Parts, StepState
 from specdec.loop.step import step
-from specdec.request import Request
-from specdec.samplers import Warp
 from specdec.show.text import draft_size
 
 NUM_EAGER = 3
@@ -26,10 +23,18 @@ NUM_EAGER = 3
 MAX_GRAPHS = 64
 """Graphs of one storage that are kept. Each takes some megabytes; every value of `top_k` has its
 own."""
+CAPTURED_CHUNKS = (64, 256, 512, 1024)
+"""Tokens of the prompt chunks that are captured, ascending. A GPU reads 256 tokens in hardly more
+time than it takes to read the weights; launching the same work eagerly takes ten times as long.
+"""
+MOST_CAPTURED_TOKENS = 16_384
+"""Of all rows of a captured chunk together: what it computes in is kept as long as its graph."""
+CHUNK_OVERHEAD = 128
+"""A chunk takes, besides the arithmetic of its tokens, as long as that of so many more."""
 
 
-class StepRunner:
-    """Runs calls over one storage, one after the other, with a graph for each set of options and
+class Replay:
+    """A stepper that replays the steps of one storage as graphs, one for each set of options and
     draft length.
 
     The first steps run eagerly: they are steps of the generation as all others, and load every
@@ -39,73 +44,35 @@ class StepRunner:
 
     Args:
         parts, state: of the steps; the state's tensors stay where they are.
-        serves: what calls must share to run here, see `RunnerPool`.
         must_capture: a failure is raised; else the steps stay eager, and `refusal` says why.
         num_eager: steps that run eagerly before one is captured.
 
     Attributes:
+        state: of the call that was loaded last.
         refusal: why steps are eager although they were to be captured; `None` if they are not.
-        size_bytes: of the storage. What graphs take besides, a few per cent, differs between the
-            processes of one target, which have to keep the same.
-        captured_chunks: sizes of the prompt chunks that are captured; see `prefill.chunks`.
+        captured_chunks: sizes of the prompt chunks that are captured; see `covering_chunks`.
     """
 
     def __init__(
         self,
         parts: Parts,
         state: StepState,
-        serves: tuple = (),
         *,
         must_capture: bool = False,
         num_eager: int = NUM_EAGER,
     ):
-        self.parts, self.state, self.serves = parts, state, serves
-        self.size_bytes, self.captures = size_bytes(state), state.signature.is_captured
+        self.parts, self.state = parts, state
         self.refusal: str | None = None
         self._must_capture, self._num_before = must_capture, num_eager
-        self._warps: dict[Signature, Warp] = {state.signature: state.warp}
         self._captured: dict[tuple, Captured] = {}
         self._num_eager: Counter[tuple] = Counter()
-        self._pool = GraphPool(state.device) if self.captures else None
-        self._reading_refusal = parts.target.why_reading_waits if self.captures else None
-        is_read_by_graphs = self.captures and self._reading_refusal is None
+        self._pool = GraphPool(state.device)
+        self._reading_refusal = parts.target.why_reading_waits
         rows = state.signature.batch_size
-        self.captured_chunks = captured_sizes(rows) if is_read_by_graphs else ()
-        self._is_idle: torch.cuda.Event | None = None
-
-    def load(self, request: Request, signature: Signature) -> None:
-        """Writes a call into the storage. A warp of other options is another set of tensors."""
-        if signature not in self._warps:
-            rows, device = signature.batch_size, self.state.device
-            self._warps[signature] = Warp(rows, device=device, **request.filled_to(rows).warp)
-        self.state = self.state.with_options(signature, self._warps[signature])
-        self.state.load(request)
-
-    def prefill(self, request: Request, chunk_size: int) -> None:
-        """Reads the prompts of the call that was loaded, in chunks of at most so many tokens."""
-        options = {"chunk_size": chunk_size, "captured": self.captured_chunks}
-        prefill(self.state, request, self._run_chunk, **options)
-
-    def warm_up(self, lengths: Iterable[int], num_read: int, chunk_size: int) -> None:
-        """Runs steps of these draft lengths, and prompt chunks of all sizes that up to `num_read`
-        tokens are read in, until nothing of them is left to compile or to capture.
-
-        The call that is loaded has prompts of one token, and all of its rows have ended: nothing is
-        read and nothing committed.
-        """
-        count = NUM_EAGER + 1 if self.captures else 1
-        rows = self.state.signature.batch_size
-        for size in chunk_sizes(num_read, chunk_size, self.captured_chunks, rows):
-            for in_use in {min(size + 1, self.num_slots), self.num_slots}:  # first, and later
-                with self.state.narrowed(in_use):
-                    for _ in range(count):
-                        self._run_chunk(size)
-        for length in lengths:
-            for _ in range(count):
-                self(self.state, length)
+        self.captured_chunks = captured_sizes(rows) if self._reading_refusal is None else ()
 
     def __call__(self, state: StepState, num_draft_tokens: int) -> Outcome:
-        """One step for every row of the runner's state.
+        """One step for every row of the loaded call.
 
         Raises:
             CaptureError: the step cannot be captured, and must be.
@@ -115,7 +82,7 @@ class StepRunner:
             raise ValueError(
                 "this generation was closed, and its tensors are another call's; start a new one"
             )
-        # The graph holds these functions, so they must not hold the runner that holds the graph.
+        # The graph holds these functions, so they must not hold what holds the graph.
         eager = partial(step, self.parts, state, num_draft_tokens)
         if self.refusal is not None:
             return eager()
@@ -128,7 +95,18 @@ class StepRunner:
         # Nothing was committed, and a drafter starts from what is: the step can be run again.
         return eager()
 
-    def _run_chunk(self, size: int) -> None:
+    def chunks(self, length: int, chunk_size: int) -> list[int]:
+        """Sizes of the chunks that so many tokens are read in, each at most `chunk_size`."""
+        rows = self.state.signature.batch_size
+        return covering_chunks(length, chunk_size, self.captured_chunks, rows)
+
+    def chunk_sizes(self, num_read: int, chunk_size: int) -> list[int]:
+        """All sizes of the chunks that up to so many tokens are read in."""
+        rows = self.state.signature.batch_size
+        return chunk_sizes(num_read, chunk_size, self.captured_chunks, rows)
+
+    def run_chunk(self, size: int) -> None:
+        """Reads a chunk of the prompts that were loaded, as `prefill_chunk` does."""
         run = partial(prefill_chunk, self.parts, self.state, size)
         if size not in self.captured_chunks:
             return run()
@@ -174,18 +152,11 @@ class StepRunner:
         """All that is captured: steps of every set of options, and prompt chunks."""
         return list(self._captured.values())
 
-    @property
-    def num_slots(self) -> int:
-        """Slots of each row: what a call may need."""
-        return self.state.cache.num_slots
-
     def describe(self) -> Iterator[str]:
         """Lines that say how the steps run."""
-        s = self.state.signature
+        s, num_slots = self.state.signature, self.state.cache.num_slots
         size = draft_size(s.num_draft_tokens, s.tree_depth)
-        where = f"batch of {s.batch_size}, {size}, {self.num_slots} slots"
-        if not self.captures:
-            return
+        where = f"batch of {s.batch_size}, {size}, {num_slots} slots"
         if self.refusal is not None:
             yield f"{where}: eager, because {self.refusal}"
         if self._reading_refusal is not None:
@@ -193,7 +164,7 @@ class StepRunner:
         for (kind, size, *in_use), captured in self._captured.items():
             what = f"{size} draft tokens"
             if kind == "chunk":
-                order = "later" if in_use[0] == self.num_slots else "first"
+                order = "later" if in_use[0] == num_slots else "first"
                 what = f"{order} prompt chunks of {size} tokens"
             yield (
                 f"{where}: {what} captured in {captured.capture_seconds:.2f} s, "
@@ -202,15 +173,57 @@ class StepRunner:
         if not self._captured and self.refusal is None:
             yield f"{where}: to be captured after {self._num_before} steps"
 
-    def park(self) -> None:
-        """Notes how far the device has to come before another call may use the tensors: it may come
-        from a thread that works on another stream.
-        """
-        if self.state.device.type == "cuda":
-            self._is_idle = torch.cuda.Event()
-            self._is_idle.record()
 
-    def resume(self) -> None:
-        """Lets the current stream wait for that."""
-        if self._is_idle is not None:
-            self._is_idle.wait()
+def captured_sizes(rows: int) -> tuple[int, ...]:
+    """Sizes of the chunks that are captured for a batch."""
+    return tuple(size for size in CAPTURED_CHUNKS if rows * size <= MOST_CAPTURED_TOKENS)
+
+
+def covering_chunks(
+    length: int, chunk_size: int, captured: tuple[int, ...], rows: int = 1
+) -> list[int]:
+    """Sizes of the chunks that a prompt is read in where some sizes are captured.
+
+    Args:
+        length: tokens to read.
+        chunk_size: the most tokens of a chunk.
+        captured: sizes that there are graphs for, ascending. What is left after chunks of
+            `chunk_size` is read in those of them that take the least time.
+        rows: B.
+
+    Example:
+        >>> covering_chunks(2600, 2048, (64, 256))
+        [2048, 256, 256, 64]
+        >>> sizes = (64, 256, 1024)
+        >>> covering_chunks(900, 2048, sizes), covering_chunks(700, 2048, sizes, rows=8)
+        ([1024], [256, 256, 64, 64, 64])
+    """
+    captured = tuple(size for size in captured if size <= chunk_size)
+    rest = length % chunk_size
+    if not (captured and rest):
+        return chunks(length, chunk_size)
+    return chunks(length - rest, chunk_size) + _covering(rest, captured, CHUNK_OVERHEAD / rows)
+
+
+def _covering(length: int, sizes: tuple[int, ...], overhead: float) -> list[int]:
+    """Of these sizes, ascending, the chunks that read so many tokens in the least time: as many of
+    the largest as are full, and for the rest one more or some that are smaller.
+    """
+    *smaller, size = sizes
+    found, rest = [size] * (length // size), length % size
+    if rest:
+        ways = [[size], *([_covering(rest, smaller, overhead)] if smaller else [])]
+        found += min(ways, key=lambda way: sum(way) + overhead * len(way))
+    return found
+
+
+def chunk_sizes(
+    length: int, chunk_size: int, captured: tuple[int, ...], rows: int = 1
+) -> list[int]:
+    """All sizes of the chunks that at most so many tokens are read in. Without captured ones any
+    size may come; for them stand the largest, and one token, which is compiled for itself.
+    """
+    if not captured and length:
+        return sorted({1, min(length, chunk_size)})
+    lengths = range(1, min(length, 2 * chunk_size) + 1)
+    return sorted({s for n in lengths for s in covering_chunks(n, chunk_size, captured, rows)})
