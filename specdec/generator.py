@@ -225,8 +225,8 @@ class SpeculativeGenerator:
             `outcome.fetch().read()` waits for it, and says what drafter and sampler did wrong.
 
         Raises:
-            TypeError, ValueError: another generator started the generation, or drafter or sampler
-                returned no draft or verdict of the step's sizes.
+            TypeError, ValueError: another generator started the generation, or it was closed;
+                drafter or sampler returned no draft or verdict of the step's sizes.
         """
         if not isinstance(generation, Generation):
             raise TypeError(

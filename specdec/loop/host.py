@@ -143,7 +143,15 @@ class Generation:
 
     @torch.inference_mode()
     def run_step(self) -> Outcome:
-        """One step for every row, by the generation's stepper; see `SpeculativeGenerator.step`."""
+        """One step for every row, by the generation's stepper; see `SpeculativeGenerator.step`.
+
+        Raises:
+            ValueError: the generation was closed.
+        """
+        if not self._giving_back.alive:
+            raise ValueError(
+                "this generation was closed, and its tensors are another call's; start a new one"
+            )
         with self.state.narrowed(self.state.num_in_use):
             outcome = self.stepper(self.state, self._num_draft_tokens)
         if self.state.signature.batch_size > len(self.rows):

@@ -76,12 +76,7 @@ class Replay:
 
         Raises:
             CaptureError: the step cannot be captured, and must be.
-            ValueError: the state of a call that was closed: graphs know that of the loaded one.
         """
-        if state is not self.state:
-            raise ValueError(
-                "this generation was closed, and its tensors are another call's; start a new one"
-            )
         # The graph holds these functions, so they must not hold what holds the graph.
         eager = partial(step, self.parts, state, num_draft_tokens)
         if self.refusal is not None:

@@ -159,8 +159,9 @@ def test_calls_of_any_length_run_in_one_storage_with_one_graph_for_each_set_of_o
     assert captures_of(generator) == {"storages": 1, "steps": 2, "chunks": 2}
 
 
-def test_a_closed_generation_is_not_stepped_over_the_tensors_of_another_call():
-    generator = SpeculativeGenerator(ROOMY, "lookup", graphs=True)
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_closed_generation_is_not_stepped_over_the_tensors_of_another_call(graphs):
+    generator = SpeculativeGenerator(ROOMY, "lookup", graphs=graphs)
     ids = ROOMY.dummy_inputs["input_ids"][:1]
     closed = generator.start(ids, max_new_tokens=8)
     closed.close()
