@@ -51,7 +51,7 @@ from specdec.drafters.mask_token.correction import (
 )
 from specdec.hf import cache_argument
 from specdec.loop import prefill
-from specdec.loop.runner import NUM_EAGER
+from specdec.loop.replay import NUM_EAGER
 from specdec.target.memory import _Mixer
 from specdec.types import Draft
 
@@ -102,9 +102,10 @@ class Steps:
 
     def about(self) -> tuple[str, str]:
         """Tokens per step of all rows, and seconds of the capture or why there is none."""
-        runner = self.generation.runner
-        seconds = sum(graph.capture_seconds for graph in runner.graphs.values())
-        captured = runner.refusal or (f"{seconds:.2f}" if seconds else "eager")
+        replay, captured = self.generation.storage.replay, "eager"
+        if replay is not None:
+            seconds = sum(graph.capture_seconds for graph in replay.graphs.values())
+            captured = replay.refusal or f"{seconds:.2f}"
         return f"{self.num_tokens / self.num_steps:.2f}", captured[:60]
 
 
@@ -228,8 +229,9 @@ class Calls:
 
     def _made(self) -> tuple[int, int]:
         """Captures that are kept, and what was compiled so far."""
-        graphs = [graph for runner in self.generator._runners for graph in runner.all_graphs]
-        return len(graphs), counters["stats"]["unique_graphs"]
+        replays = [storage.replay for storage in self.generator._storages if storage.replay]
+        num_graphs = sum(len(replay.all_graphs) for replay in replays)
+        return num_graphs, counters["stats"]["unique_graphs"]
 
     def late(self) -> str:
         """What the calls captured and compiled that `warm_up` had not."""
@@ -275,7 +277,7 @@ class Calls:
         @torch.inference_mode()
         def side() -> float:
             generation = self.generator.start(ids, **self.options, max_new_tokens=self.num_new)
-            read, size = generation.runner.prefill, self.generator.prefill_chunk_size
+            read, size = generation.storage.prefill, self.generator.prefill_chunk_size
             taken = [timed(lambda: read(generation.request, size))[0] for _ in range(8)]
             generation.close()
             return statistics.median(taken)

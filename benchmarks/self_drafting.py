@@ -73,7 +73,7 @@ def shared_cache(target: Target, rows: int, context: int) -> Iterator[SlotCache]
     room = (gpu.NUM_STEPS * (gpu.ROUNDS + 1) + 16) * (NUM_DRAFT_TOKENS + 1) + 64
     cache = target.init_cache(rows, context + room)
     same = patch.object(Target, "init_cache", lambda self, *sizes, **options: cache)
-    with same, patch("specdec.loop.runner.prefill", lambda *args, **options: None):
+    with same, patch("specdec.loop.storage.prefill", lambda *args, **options: None):
         yield cache
 
 

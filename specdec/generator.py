@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Unpack
 
 import torch
@@ -38,8 +39,9 @@ from specdec.loop.lengths import (
     lengths_to_measure,
 )
 from specdec.loop.outcome import Outcome, PendingOutcome
-from specdec.loop.pool import RunnerPool, signature_of
+from specdec.loop.processors import step_with_processors
 from specdec.loop.state import Parts
+from specdec.loop.storage import StoragePool, signature_of
 from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
 from specdec.request.call import read_request, request_of, with_options
@@ -162,7 +164,7 @@ class SpeculativeGenerator:
         self.graphs, self.prefill_chunk_size = graphs, prefill_chunk_size
         self.steps_ahead, self.draft_length = steps_ahead, draft_length
         self._lengths = MeasuredLengths()
-        self._runners = RunnerPool(self.target, graphs=graphs, kept_bytes=kept_bytes)
+        self._storages = StoragePool(self.target, graphs=graphs, kept_bytes=kept_bytes)
         self.last_result: GenerationResult | None = None
 
     @torch.inference_mode()
@@ -197,18 +199,17 @@ class SpeculativeGenerator:
         choose = self._chooser(request)  # which measures the costs that it does not know
         generation = self._begin(request)
         try:
-            self._runners.check_kept(generation.runner)
+            self._storages.check_kept(generation.storage)
             generation.end_rows(generation.rows)
             lengths = range(self.drafter.num_draft_tokens + 1)
             if choose is None:
                 lengths = [generation.num_draft_tokens]
             elif self.draft_length == "auto":
                 lengths = lengths_to_measure(self.drafter.num_draft_tokens)
-            generation.runner.warm_up(lengths, tokens - 2, self.prefill_chunk_size)
+            generation.storage.warm_up(lengths, tokens - 2, self.prefill_chunk_size)
         finally:
             generation.close()
 
-    @torch.inference_mode()
     def step(self, generation: Generation) -> Outcome:
         """One step for every row. Nothing in it waits for the device (logits processors do).
 
@@ -224,8 +225,8 @@ class SpeculativeGenerator:
             `outcome.fetch().read()` waits for it, and says what drafter and sampler did wrong.
 
         Raises:
-            TypeError, ValueError: another generator started the generation, or drafter or sampler
-                returned no draft or verdict of the step's sizes.
+            TypeError, ValueError: another generator started the generation, or it was closed;
+                drafter or sampler returned no draft or verdict of the step's sizes.
         """
         if not isinstance(generation, Generation):
             raise TypeError(
@@ -238,7 +239,7 @@ class SpeculativeGenerator:
         may_differ = target.hooks or target.num_handles != RemovableHandle.next_id
         if may_differ and target.has_other_hooks():
             target.check_unchanged()
-            if generation.runner.captures:
+            if generation.state.signature.is_captured:
                 raise ValueError(
                     "hooks of the target were registered or removed after this generation was "
                     "started, whose steps are captured without them; start another one"
@@ -262,7 +263,7 @@ class SpeculativeGenerator:
 
     def release(self) -> None:
         """Frees the tensors and graphs that are kept for later calls."""
-        self._runners.clear()
+        self._storages.clear()
 
     def __repr__(self) -> str:
         model, target = self.target.model, self.target
@@ -287,7 +288,8 @@ class SpeculativeGenerator:
             >>> print(SpeculativeGenerator(zoo.load_target(), None).explain())
             steps are eager: the target is on a CPU (graphs=True replays there, too, for tests)
         """
-        return "\n".join([*self._runners.describe(), *self.target.notes, *self._lengths.describe()])
+        steps, lengths = self._storages.describe(), self._lengths.describe()
+        return "\n".join([*steps, *self.target.notes, *lengths])
 
     @with_options
     def start(
@@ -328,7 +330,7 @@ class SpeculativeGenerator:
         request = read_request(self.target, input_ids, attention_mask, options)
         choose = self._chooser(request)
         generation = self._begin(request)
-        return self._run(generation, OutputCollector(generation), self.step, choose)
+        return self._run(generation, OutputCollector(generation), choose)
 
     @with_options
     def generate(
@@ -369,7 +371,7 @@ class SpeculativeGenerator:
                 if not isinstance(flag, bool):
                     raise TypeError(f"{name} must be True or False, got {shown(flag)}")
             request = read_request(self.target, input_ids, attention_mask, options)
-            if check and (reason := self._runners.why_eager(request, is_traced=trace)):
+            if check and (reason := self._storages.why_eager(request, is_traced=trace)):
                 raise ValueError(f"check=True has no replay to compare with: {reason}")
             if streamer is not None:
                 streamer.put(request.padded.cpu())
@@ -435,14 +437,14 @@ class SpeculativeGenerator:
         choose = self._chooser(request, trace=trace)
         generation = self._begin(request, trace=trace)
         collector = OutputCollector(generation, streamer)
-        tracer, stepper = StepTracer(generation) if trace else None, self
+        tracer = StepTracer(generation) if trace else None
         if trace or check:
-            stepper = tracer or EagerTwin(generation, self.prefill_chunk_size)
-        for record in self._run(generation, collector, stepper.step, choose):
+            generation.stepper = tracer or EagerTwin(generation, self.prefill_chunk_size)
+        for record in self._run(generation, collector, choose):
             if tracer is not None:
                 tracer.add(record)
         wall_s = time.perf_counter() - started_s
-        traced = tracer.trace() if trace else None
+        traced = tracer.trace(generation.max_draft_tokens) if trace else None
         self.last_result = result = collector.result(traced, wall_s=wall_s)
         if streamer is not None:
             streamer.end()
@@ -459,10 +461,13 @@ class SpeculativeGenerator:
             check_integer("num_draft_tokens", asked, 0, most, advice=advice)
         refuse_unknown(request.row_inputs, (target, self.drafter))
         parts = Parts(self.target, self.drafter, self.sampler)
-        reason = self._runners.why_eager(request, is_traced=trace)
-        runner = self._runners.take(parts, request, why_eager=reason)
-        generation = Generation(self, request, runner, give_back=self._runners.give)
-        runner.prefill(request, self.prefill_chunk_size)
+        reason = self._storages.why_eager(request, is_traced=trace)
+        storage = self._storages.take(parts, request, why_eager=reason)
+        stepper = storage.stepper
+        if request.processors:
+            stepper = partial(step_with_processors, request, parts)
+        generation = Generation(self, request, storage, stepper, give_back=self._storages.give)
+        storage.prefill(request, self.prefill_chunk_size)
         return generation
 
     def _chooser(self, request: Request, *, trace: bool = False) -> ChooseLength | None:
@@ -481,7 +486,7 @@ class SpeculativeGenerator:
             )
         if choose != "auto":
             return choose
-        reason = self._runners.why_eager(request, is_traced=trace)
+        reason = self._storages.why_eager(request, is_traced=trace)
         parts = Parts(self.target, self.drafter, self.sampler)
         signature = signature_of(parts, request, captures=reason is None)
 
@@ -495,8 +500,7 @@ class SpeculativeGenerator:
         self,
         generation: Generation,
         collector: OutputCollector,
-        step: Callable[[Generation], Outcome],
-        choose: ChooseLength | None = None,
+        choose: ChooseLength | None,
     ) -> Iterator[StepRecord]:
         """Steps until all outputs are complete; the host reads `steps_ahead` steps late, but where
         those under way may be the last: one more in vain takes longer than to wait for them.
@@ -515,7 +519,7 @@ class SpeculativeGenerator:
                 chosen = choose(acceptance, rows, collector.longest)
                 what = "the number of draft tokens that draft_length returned"
                 generation.num_draft_tokens = check_integer(what, chosen, 0, k)
-            outcome, asked = step(generation), generation.num_draft_tokens
+            outcome, asked = self.step(generation), generation.num_draft_tokens
             unread.append((outcome.fetch(), generation.scores_of(outcome), asked))
             while len(unread) > self.steps_ahead or (unread and may_be_last()):
                 *read, asked = unread.popleft()

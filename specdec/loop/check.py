@@ -13,7 +13,7 @@ from specdec.loop.host import Generation
 from specdec.loop.outcome import Outcome
 from specdec.loop.prefill import prefill, prefill_chunk
 from specdec.loop.state import StepState
-from specdec.loop.step import device_step
+from specdec.loop.step import step
 from specdec.results import RowStep
 
 
@@ -22,7 +22,8 @@ class ReplayMismatchError(RuntimeError):
 
 
 class EagerTwin:
-    """Takes every step of a generation twice: eagerly on tensors of its own, and as it is replayed.
+    """A stepper that takes every step of a call twice: eagerly on tensors of its own, and by
+    another stepper, which replays it.
 
     Faults of a captured step rarely raise anything: a length that no kernel advances, or a tensor
     that Python replaced, shows as other tokens, or only as lower acceptance at later positions. The
@@ -35,34 +36,34 @@ class EagerTwin:
 
     @torch.inference_mode()
     def __init__(self, generation: Generation, chunk_size: int):
-        runner, request = generation.runner, generation.request
-        theirs = runner.state
+        storage, request = generation.storage, generation.request
+        theirs, self._parts, self._stepper = storage.state, storage.parts, generation.stepper
+        self._num_rows = len(request.lengths)
         self._storage, self._num_steps = stable_storage(theirs), 0
         self._state = StepState.allocate(
-            theirs.signature, theirs.cache.num_slots, runner.parts, request
+            theirs.signature, theirs.cache.num_slots, self._parts, request
         )
         self._state.load(request)
-        options = {"chunk_size": chunk_size, "captured": runner.captured_chunks}
-        prefill(self._state, request, partial(prefill_chunk, runner.parts, self._state), **options)
+        sizes = storage.replay.chunks(max(request.lengths) - 1, chunk_size)
+        run_chunk = partial(prefill_chunk, self._parts, self._state)
+        prefill(self._state, sizes, run_chunk, fixed=storage.replay.captured_chunks)
 
-    @torch.inference_mode()
-    def step(self, generation: Generation) -> Outcome:
+    def __call__(self, state: StepState, num_draft_tokens: int) -> Outcome:
         """One step for every row, taken twice and compared.
 
         Raises:
             ReplayMismatchError: the two differ; the message names step, row and quantity.
             StorageMovedError: the step moved one of its tensors.
         """
-        mine, theirs = self._state, generation.runner.state
-        has_ended = theirs.buffer.remaining == 0  # by a stopping criterion, too
+        mine = self._state
+        has_ended = state.buffer.remaining == 0  # by a stopping criterion, too
         mine.buffer.remaining.masked_fill_(has_ended, 0)
-        length = generation.num_draft_tokens
-        eager = device_step(generation.parts, mine, num_draft_tokens=length)
-        replayed = generation.run_step()
+        eager = step(self._parts, mine, num_draft_tokens)
+        replayed = self._stepper(state, num_draft_tokens)
         self._storage.check()
-        eager = eager.of_rows(len(generation.rows))
-        for name, found in _report(replayed, theirs).items():
-            self._compare(name, found, _report(eager, mine)[name])
+        expected = _report(eager.of_rows(self._num_rows), mine)
+        for name, found in _report(replayed.of_rows(self._num_rows), state).items():
+            self._compare(name, found, expected[name])
         self._num_steps += 1
         return replayed
 

@@ -17,14 +17,13 @@ from specdec.arguments import check_integer, shown
 from specdec.graphs.tree import keep_rows, rows_to_keep
 from specdec.kernels.verify.reference import find_draft_faults
 from specdec.loop.outcome import Outcome, PendingOutcome, fault_text
-from specdec.loop.processors import process_step
-from specdec.loop.runner import StepRunner
 from specdec.loop.state import Parts
+from specdec.loop.step import Stepper
+from specdec.loop.storage import Storage
 from specdec.request.call import Request
 from specdec.results import GenerationResult, RowStep, SpeculationStats
 from specdec.show.text import draft_size
 from specdec.trace import Trace
-from specdec.types import Draft
 
 Scores = dict[str, Tensor]
 """Logits `[B, K + 1, V]` of one step that the result is to hold: `"scores"` after processors,
@@ -41,8 +40,10 @@ class Generation:
     Args:
         owner: the generator that started it; no other may step it.
         request: what was asked for.
-        runner: runs its steps over its tensors.
-        give_back: takes the runner for other calls, when the generation is closed or dropped.
+        storage: holds its tensors.
+        stepper: takes its steps; may be set to one that wraps it and does not hold the generation,
+            which gives its tensors back when nobody does.
+        give_back: takes the storage for other calls, when the generation is closed or dropped.
 
     Attributes:
         state: its tensors. Where the batch was filled up to a bucket, inert rows follow its own.
@@ -69,19 +70,20 @@ class Generation:
         self,
         owner: object,
         request: Request,
-        runner: StepRunner,
-        give_back: Callable[[StepRunner], None],
+        storage: Storage,
+        stepper: Stepper,
+        give_back: Callable[[Storage], None],
     ):
-        self.owner, self.request, self.runner = owner, request, runner
-        self.state = runner.state
+        self.owner, self.request, self.storage = owner, request, storage
+        self.stepper = stepper
+        self.state = storage.state
         self.rows = list(range(len(request.lengths)))
         asked = request.num_draft_tokens
-        self._most = runner.state.signature.num_draft_tokens
+        self._most = storage.state.signature.num_draft_tokens
         self._num_draft_tokens = self._most if asked is None else asked
         self.max_draft_tokens = self._num_draft_tokens
-        self._unprocessed = self._is_empty = None  # [B, K + 1, V], [B, K + 1], of the last step
         self._is_first = True
-        self._giving_back = weakref.finalize(self, give_back, runner)
+        self._giving_back = weakref.finalize(self, give_back, storage)
         self._giving_back.atexit = False
 
     def close(self) -> None:
@@ -103,7 +105,7 @@ class Generation:
     @property
     def parts(self) -> Parts:
         """Target, drafter and sampler."""
-        return self.runner.parts
+        return self.storage.parts
 
     @property
     def tokens(self) -> Tensor:
@@ -139,33 +141,25 @@ class Generation:
         self._num_draft_tokens = value
         self.max_draft_tokens = max(self.max_draft_tokens, value)
 
-    def run_step(self, run: Callable[..., Outcome] | None = None) -> Outcome:
-        """One step for every row, by the runner or by a function that takes its place; see
-        `SpeculativeGenerator.step`.
+    @torch.inference_mode()
+    def run_step(self) -> Outcome:
+        """One step for every row, by the generation's stepper; see `SpeculativeGenerator.step`.
+
+        Raises:
+            ValueError: the generation was closed.
         """
-        with self.state.narrowed(self.state.num_in_use):
-            outcome = (run or self.runner.run)(
-                self.state,
-                num_draft_tokens=self._num_draft_tokens,
-                edit_logits=self._process if self.request.processors else None,
+        if not self._giving_back.alive:
+            raise ValueError(
+                "this generation was closed, and its tensors are another call's; start a new one"
             )
-        if self._is_empty is not None:
-            outcome = outcome.until_empty(self._is_empty)
+        with self.state.narrowed(self.state.num_in_use):
+            outcome = self.stepper(self.state, self._num_draft_tokens)
         if self.state.signature.batch_size > len(self.rows):
             outcome = outcome.of_rows(len(self.rows))
         if self._is_first:
             self._check_probs(outcome)
         self._is_first = False
         return outcome
-
-    def _process(self, draft: Draft, logits: Tensor) -> Tensor:
-        """Where processors leave no token, all are equally likely to the sampler: up to there any
-        distribution gives the same text, and a token that is kept from there is an error.
-        """
-        self._unprocessed = logits
-        logits = process_step(self.request, self.state.buffer, draft, logits)
-        self._is_empty = (logits == -torch.inf).all(dim=-1)
-        return logits.masked_fill(self._is_empty[..., None], 0.0)
 
     def scores_of(self, outcome: Outcome) -> Scores:
         """Copies of the logits of the last step that the call wants to keep."""
@@ -174,8 +168,8 @@ class Generation:
             own = keep_rows(self.state.warp, list(range(len(self.rows))))  # they come first
             scores["scores"] = own.scores(outcome.logits)
         if request.output_logits:
-            logits = self._unprocessed if request.processors else outcome.logits
-            scores["logits"] = logits.float().clone()
+            raw = outcome.logits if outcome.raw_logits is None else outcome.raw_logits
+            scores["logits"] = raw.float().clone()
         return scores
 
     def _check_probs(self, outcome: Outcome) -> None:
@@ -209,11 +203,11 @@ class Generation:
         logits processors all rows stay: those may go by row numbers of the batch. Where steps are
         captured all rows stay too: those steps have one shape.
         """
-        if self.request.processors or self.runner.captures:
+        if self.request.processors or self.state.signature.is_captured:
             return
         rows = rows_to_keep([left > 0 for left in self.state.buffer.remaining.tolist()])
         if 0 < len(rows) < len(self.rows):
-            self.rows = [self.rows[row] for row in rows]
+            self.rows[:] = [self.rows[row] for row in rows]  # a tracer has the same list
             signature = self.state.signature._replace(batch_size=len(rows))
             self.state = replace(keep_rows(self.state, rows), signature=signature)
 

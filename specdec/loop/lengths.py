@@ -20,9 +20,9 @@ import torch
 
 from specdec.arguments import check_integer
 from specdec.loop.host import Generation, OutputCollector
-from specdec.loop.pool import STORAGE_MULTIPLE
-from specdec.loop.runner import NUM_EAGER
+from specdec.loop.replay import NUM_EAGER
 from specdec.loop.state import Signature, bucket_of_rows
+from specdec.loop.storage import STORAGE_MULTIPLE
 from specdec.processes import agreed
 from specdec.results import RowStep
 
@@ -262,7 +262,7 @@ def time_steps(
     for generation, k in runs.values():
         generation.end_rows(generation.rows)
         generation.num_draft_tokens = k
-        for _ in range(NUM_EAGER + 1 if generation.runner.captures else 1):
+        for _ in range(NUM_EAGER + 1 if generation.state.signature.is_captured else 1):
             generation.run_step().fetch().read()
     started, round_ = time.perf_counter(), 0
     model = generation.parts.target.model

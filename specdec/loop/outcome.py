@@ -163,6 +163,7 @@ class Outcome:
             they were drawn, and by the softmax of the target's logits before processors.
         num_sound: `[B]` of the kept tokens, those before one that no distribution stands for
             (`until_empty`); `None` for all of them.
+        raw_logits: `[B, K + 1, V]` of the target, where processors made `logits` of them.
     """
 
     draft: Draft
@@ -173,6 +174,7 @@ class Outcome:
     vocab_size: int
     logprobs: Tensor | None = None
     num_sound: Tensor | None = None
+    raw_logits: Tensor | None = None
 
     def until_empty(self, is_empty: Tensor) -> Outcome:
         """The outcome whose sound tokens are those up to the first one that comes from a row of the

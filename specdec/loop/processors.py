@@ -1,5 +1,7 @@
-"""Applies HF logits processors to a window of logits, each row with the prefix that it would have
-in plain decoding.
+"""A step whose logits go through HF logits processors, each row with the prefix that it would have
+in plain decoding. A call without processors runs none of this.
+
+Legend: B rows, K draft tokens, V vocabulary.
 """
 
 from collections import defaultdict
@@ -11,10 +13,42 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from specdec.graphs.tree import map_tensors
-from specdec.loop.state import TokenBuffer
+from specdec.loop.outcome import Outcome
+from specdec.loop.state import Parts, StepState, TokenBuffer
+from specdec.loop.step import Mark, ignore, step
 from specdec.request.call import Request
 from specdec.request.processors import check_scores
 from specdec.types import Draft
+
+
+def step_with_processors(
+    request: Request,
+    parts: Parts,
+    state: StepState,
+    num_draft_tokens: int,
+    *,
+    mark: Mark = ignore,
+) -> Outcome:
+    """A `step` whose sampler sees the target's logits after the processors of a call; waits for the
+    device.
+
+    Where processors leave no token, all are equally likely to the sampler: up to there any
+    distribution gives the same text, and a token that is kept from there is an error.
+
+    Args:
+        request: the call.
+        parts, state, num_draft_tokens, mark: as `step`.
+    """
+    is_empty = raw_logits = None
+
+    def process(draft: Draft, logits: Tensor) -> Tensor:
+        nonlocal is_empty, raw_logits
+        raw_logits, logits = logits, process_step(request, state.buffer, draft, logits)
+        is_empty = (logits == -torch.inf).all(dim=-1)  # [B, K + 1]
+        return logits.masked_fill(is_empty[..., None], 0.0)
+
+    outcome = step(parts, state, num_draft_tokens, mark=mark, edit_logits=process)
+    return replace(outcome.until_empty(is_empty), raw_logits=raw_logits)
 
 
 def process_step(request: Request, buffer: TokenBuffer, draft: Draft, logits: Tensor) -> Tensor:

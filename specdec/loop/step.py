@@ -24,15 +24,30 @@ from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import logprobs_of
 from specdec.types import Draft, TargetOutput, Verdict
 
+Stepper = Callable[[StepState, int], Outcome]
+"""(state, tokens to draft) -> outcome: one step for every row. `step` of some parts is one, and
+what replays, compares, traces or processes steps wraps one.
+"""
+
+Mark = Callable[[str], None]
+"""Called with the name of a part of a step after it: "draft", then "verify"; the last part, which
+accepts and commits, ends with the step.
+"""
+
 EditLogits = Callable[[Draft, Tensor], Tensor]
 """(draft, logits `[B, K + 1, V]`) -> logits: host code between verification and acceptance."""
 
 
-def device_step(
+def ignore(name: str) -> None:
+    """The `Mark` of a step that nobody watches."""
+
+
+def step(
     parts: Parts,
     state: StepState,
+    num_draft_tokens: int,
     *,
-    num_draft_tokens: int | None = None,
+    mark: Mark = ignore,
     edit_logits: EditLogits | None = None,
 ) -> Outcome:
     """One step for every row.
@@ -40,7 +55,8 @@ def device_step(
     Args:
         parts: target, drafter and sampler.
         state: updated in place.
-        num_draft_tokens: how many tokens to draft, 0..K of the state; `None` is K.
+        num_draft_tokens: how many tokens to draft, 0..K of the state.
+        mark: called after each part of the step but the last.
         edit_logits: host code that changes the target's logits (logits processors). With it the
             step waits for the device and cannot be captured.
 
@@ -50,23 +66,16 @@ def device_step(
     Raises:
         TypeError, ValueError: drafter or sampler returned no draft or verdict of the step's sizes.
     """
-    if num_draft_tokens is None:
-        num_draft_tokens = state.signature.num_draft_tokens
     noise = state.noise.at(state.buffer.anchor_position, num_draft_tokens + 1)
     draft = propose(parts, state, noise, num_draft_tokens)
+    mark("draft")
     output = verify(parts, state, draft)
     logits = output.logits if edit_logits is None else edit_logits(draft, output.logits)
+    mark("verify")
     return accept(parts, state, noise, draft, output, logits)
 
 
-def propose(
-    parts: Parts,
-    state: StepState,
-    noise: StepNoise,
-    num_draft_tokens: int,
-    *,
-    wants_raw: bool = False,
-) -> Draft:
+def propose(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: int) -> Draft:
     """What the drafter proposes, with ids and counts brought into their ranges; `Draft.proposed`
     has them as they came.
 
@@ -75,7 +84,7 @@ def propose(
     """
     signature, draft = state.signature, None
     if signature.num_draft_tokens > 0:
-        draft = _draft(parts, state, noise, max(num_draft_tokens, 1), wants_raw)
+        draft = _draft(parts, state, noise, max(num_draft_tokens, 1))
     if num_draft_tokens == 0:
         draft = Draft(state.buffer.tokens[:, :0])
     if not (signature.wants_probs or draft.probs is None):
@@ -93,20 +102,17 @@ def propose(
     )
 
 
-def _draft(
-    parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: int, wants_raw: bool
-) -> Draft:
+def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: int) -> Draft:
     """The drafter's own proposal, of the right sizes."""
     sampler, drafter = parts.sampler, parts.drafter
-    wants_probs, vocab_size = state.signature.wants_probs, state.vocab_size
-    drawing = Drawing(
-        num_draft_tokens, state.warp, noise, sampler.draw_draft, wants_probs, wants_raw
-    )
+    signature, vocab_size = state.signature, state.vocab_size
+    wants = signature.wants_probs, signature.wants_raw
+    drawing = Drawing(num_draft_tokens, state.warp, noise, sampler.draw_draft, *wants)
     draft = drafter.propose(state.context(parts), state.drafter_state, drawing)
-    shape = state.signature.batch_size, num_draft_tokens
+    shape = signature.batch_size, num_draft_tokens
     _check_fit(drafter, draft, Draft, shape, state.device)
-    most = state.signature.tree_depth
-    if draft.depth > state.signature.depth or (most is None and not draft.is_chain):
+    most = signature.tree_depth
+    if draft.depth > signature.depth or (most is None and not draft.is_chain):
         raise ValueError(
             f"{name_of(drafter)} returned a draft of depth {draft.depth}, and its tree_depth is "
             f"{most}; set it to the most tokens that a path of its trees has"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -20,16 +20,20 @@ from torch import Tensor
 from specdec.loop.host import Generation, StepRecord
 from specdec.loop.outcome import Outcome, Transfer
 from specdec.loop.state import StepState
-from specdec.loop.step import EditLogits, accept, propose, verify
 from specdec.samplers import Stream
 from specdec.trace import StepNumbers, StepTimes, Trace
 
 
 class StepTracer:
-    """Takes the steps of one call, eagerly, and collects its trace."""
+    """A stepper that takes the steps of one call by another one and collects the call's trace.
+
+    Args:
+        generation: at its start, with a stepper that is `step` or passes its `mark` on.
+    """
 
     def __init__(self, generation: Generation):
-        self._generation = generation
+        self._stepper, self._parts = generation.stepper, generation.parts
+        self._request, self._rows = generation.request, generation.rows
         rows = len(generation.request.lengths)
         self._steps = [[] for _ in range(rows)]
         self._numbers: list[list[StepNumbers]] = [[] for _ in range(rows)]
@@ -38,30 +42,18 @@ class StepTracer:
         self._pending: deque[tuple[list[int], dict[str, Transfer]]] = deque()
         self._num_added = 0
 
-    @torch.inference_mode()
-    def step(self, generation: Generation) -> Outcome:
-        """One step for every row of the call, with its numbers on their way to the host."""
-        outcome = generation.run_step(self._run)
-        numbers = _numbers(outcome, generation.state, generation.parts.sampler.uses_accept_draws)
+    def __call__(self, state: StepState, num_draft_tokens: int) -> Outcome:
+        """One step for every row, with its numbers on their way to the host and the time after each
+        of its parts.
+        """
+        state = replace(state, signature=state.signature._replace(wants_raw=True))
+        times = [self._now()]
+        outcome = self._stepper(state, num_draft_tokens, mark=lambda _: times.append(self._now()))
+        times.append(self._now())
+        numbers = _numbers(outcome, state, self._parts.sampler.uses_accept_draws)
         columns = {name: Transfer(column) for name, column in numbers.items()}
-        self._pending.append((list(generation.rows), columns))
-        self._times[-1].append(self._now())
-        return outcome
-
-    def _run(
-        self, state: StepState, *, num_draft_tokens: int, edit_logits: EditLogits | None
-    ) -> Outcome:
-        """`device_step`, and the time after each of its parts."""
-        parts, times = self._generation.parts, [self._now()]
-        noise = state.noise.at(state.buffer.anchor_position, num_draft_tokens + 1)
-        draft = propose(parts, state, noise, num_draft_tokens, wants_raw=True)
-        times.append(self._now())
-        output = verify(parts, state, draft)
-        logits = output.logits if edit_logits is None else edit_logits(draft, output.logits)
-        times.append(self._now())
-        outcome = accept(parts, state, noise, draft, output, logits)
-        times.append(self._now())
-        self._times.append(times)
+        self._pending.append((list(self._rows), columns))
+        self._times.append([*times, self._now()])
         return outcome
 
     def add(self, record: StepRecord) -> None:
@@ -76,15 +68,14 @@ class StepTracer:
                 own = _step_numbers(record.index, values, len(step.draft_tokens))
                 self._numbers[number].append(own)
 
-    def trace(self) -> Trace:
-        """The finished trace."""
-        generation, request = self._generation, self._generation.request
-        target, drafter = generation.parts.target, generation.parts.drafter
+    def trace(self, num_draft_tokens: int) -> Trace:
+        """The finished trace; its steps drafted at most so many tokens."""
+        request, target, drafter = self._request, self._parts.target, self._parts.drafter
         about = {
             "target": type(target.model).__name__,
             "drafter": type(drafter).__name__,
-            "sampler": type(generation.parts.sampler).__name__,
-            "num_draft_tokens": generation.max_draft_tokens,
+            "sampler": type(self._parts.sampler).__name__,
+            "num_draft_tokens": num_draft_tokens,
             "device": str(target.device),
             "dtype": str(target.dtype).removeprefix("torch."),
             "seeds": request.seeds,

@@ -86,8 +86,8 @@ def test_a_generator_that_was_copied_or_pickled_writes_the_same_texts(duplicate)
     generator = SpeculativeGenerator(model, drafter, graphs=True)
     expected = texts(generator)
     other = duplicate(generator)
-    assert len(list(generator._runners)) == 1
-    assert not list(other._runners)
+    assert len(list(generator._storages)) == 1
+    assert not list(other._storages)
     assert other.target.model is not model
     found = [texts(other), texts(generator), texts(other)]
     for mine in found:

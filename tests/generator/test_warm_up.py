@@ -18,7 +18,7 @@ from specdec import (
     Tree,
 )
 from specdec.graphs import Captured
-from specdec.loop.runner import StepRunner
+from specdec.loop.replay import Replay
 from specdec.target.fusion import Fusion
 
 MODEL = build("llama", max_position_embeddings=512)
@@ -43,7 +43,7 @@ def restless(acceptance, rows, tokens):
 def _late(monkeypatch):
     """What a GPU would do for the first time: captures, and what runs eagerly before them."""
     late = []
-    for kind, name in ((Captured, "__init__"), (StepRunner, "_run_eagerly")):
+    for kind, name in ((Captured, "__init__"), (Replay, "_run_eagerly")):
         plain = getattr(kind, name)
 
         def noting(self, *args, plain=plain, name=name, **kwargs):

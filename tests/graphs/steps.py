@@ -20,14 +20,14 @@ def texts_by_many_lengths(generator, prompts, num_steps: int, **options) -> list
             assert row.num_accepted <= len(row.draft_tokens) <= length
             assert row.faults == 0
             text += row.new_tokens
-    assert sorted(generation.runner.graphs) == list(range(most + 1))
+    assert sorted(generation.storage.replay.graphs) == list(range(most + 1))
     return texts
 
 
 def texts_beside_poison(generator, prompts, **options) -> list[list[int]]:
     """New tokens of each row; keys, values and features of rows that fill a bucket are NaN."""
     generation, count = generator.start(*prompts, **options), len(prompts[0])
-    state = generation.runner.state
+    state = generation.storage.state
     caches = state.cache, state.drafter_state.cache
     slots = [x for cache in caches for x in (*cache.keys.values(), *cache.values.values())]
     with torch.inference_mode():

@@ -20,7 +20,7 @@ from specdec import EnsembleSampler, ModelDrafter, PromptLookupDrafter, Speculat
 from specdec.graphs import Captured, CaptureError, StorageMovedError, no_host_sync, stable_storage
 from specdec.graphs.tree import owned_tensors
 from specdec.loop.check import ReplayMismatchError
-from specdec.loop.runner import NUM_EAGER
+from specdec.loop.replay import NUM_EAGER
 from specdec.loop.state import StepState, TokenBuffer
 
 IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
@@ -59,18 +59,18 @@ def test_a_step_waits_for_nothing_moves_nothing_and_replays_alike(drafter, sampl
     for seed, options in enumerate((SAMPLED, OTHER)):
         prompts = ragged_prompts(VOCAB, 5, 3, 9, seed=seed)
         generation = generator.start(*prompts, **ROOM, **options)
-        storage = stable_storage(generation.runner.state)
+        watched = stable_storage(generation.storage.state)
         for _ in range(NUM_EAGER + 3):
             before = generation.lengths
             with no_host_sync():
                 generator.step(generation)
-            storage.check()
+            watched.check()
             assert bool((generation.lengths > before).all())
-        assert len(storage.names) >= 12
-        seen.append([x.data_ptr() for x in owned_tensors(generation.runner.state).values()])
-        assert generation.runner.graphs[generation.num_draft_tokens].num_calls >= 3
+        assert len(watched.names) >= 12
+        seen.append([x.data_ptr() for x in owned_tensors(generation.storage.state).values()])
+        assert generation.storage.replay.graphs[generation.num_draft_tokens].num_calls >= 3
         generation.close()
-        assert list(generator._runners) == [generation.runner]
+        assert list(generator._storages) == [generation.storage]
     assert seen[0] == seen[1]
     found = generator.generate(*prompts, **ROOM, **OTHER, check=True)
     expected = eager(drafter, sampler).generate(*prompts, **ROOM, **OTHER)
@@ -84,8 +84,8 @@ def test_rows_that_fill_a_bucket_are_never_read_and_never_emitted(count, bucket)
     generator = capturing("eagle3")
     expected = eager("eagle3").generate(*prompts, **options)
     assert texts_beside_poison(generator, prompts, **options) == expected.new_tokens.tolist()
-    (runner,) = generator._runners
-    assert runner.state.signature.batch_size == bucket
+    (storage,) = generator._storages
+    assert storage.state.signature.batch_size == bucket
 
 
 def test_all_rows_stay_in_a_captured_batch():
@@ -113,7 +113,7 @@ def captures_of(generator) -> dict[str, int]:
     lines = [line for line in generator.explain().splitlines() if " captured in " in line]
     chunks = sum("prompt chunks" in line for line in lines)
     return {
-        "storages": len(list(generator._runners)),
+        "storages": len(list(generator._storages)),
         "steps": len(lines) - chunks,
         "chunks": chunks,
     }
@@ -132,7 +132,7 @@ def test_calls_of_any_length_run_in_one_storage_with_one_graph_for_each_set_of_o
         capture(self, *args, **kwargs)
 
     monkeypatch.setattr(Captured, "__init__", counting)
-    monkeypatch.setattr("specdec.loop.pool.FIRST_TOKENS", 64)
+    monkeypatch.setattr("specdec.loop.storage.FIRST_TOKENS", 64)
     draws, drafter = random.Random(3), ModelDrafter(perturbed(ROOMY), 3)
     generator = SpeculativeGenerator(ROOMY, drafter, graphs=True, prefill_chunk_size=70)
     fresh = SpeculativeGenerator(ROOMY, drafter, graphs=False, kept_bytes=0)
@@ -151,16 +151,17 @@ def test_calls_of_any_length_run_in_one_storage_with_one_graph_for_each_set_of_o
             options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "seed": index}
         found = generator.generate(prompt, **options)
         assert account(found) == account(fresh.generate(prompt, **options))
-        (runner,) = generator._runners
-        sizes.add(runner.num_slots)
+        (storage,) = generator._storages
+        sizes.add(storage.num_slots)
     assert 1 < len(sizes) <= 3  # of 64, 128, 256
     # Greedy steps, sampled steps, and chunks of 64 tokens, the first ones and later ones.
     assert len(made) <= 4 * len(sizes)
     assert captures_of(generator) == {"storages": 1, "steps": 2, "chunks": 2}
 
 
-def test_a_closed_generation_is_not_stepped_over_the_tensors_of_another_call():
-    generator = SpeculativeGenerator(ROOMY, "lookup", graphs=True)
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_closed_generation_is_not_stepped_over_the_tensors_of_another_call(graphs):
+    generator = SpeculativeGenerator(ROOMY, "lookup", graphs=graphs)
     ids = ROOMY.dummy_inputs["input_ids"][:1]
     closed = generator.start(ids, max_new_tokens=8)
     closed.close()
@@ -171,13 +172,13 @@ def test_a_closed_generation_is_not_stepped_over_the_tensors_of_another_call():
 
 
 def test_storage_grows_with_calls_and_never_beyond_the_targets_positions(monkeypatch):
-    monkeypatch.setattr("specdec.loop.pool.FIRST_TOKENS", 64)
+    monkeypatch.setattr("specdec.loop.storage.FIRST_TOKENS", 64)
     generator = SpeculativeGenerator(ROOMY, "lookup", graphs=True)
     sizes = []
     for room in (20, 1, 100, 20, 130, 503):
         generator.generate(IDS[1:2, -1:], max_new_tokens=room, eos_token_id=None)
-        (runner,) = generator._runners
-        sizes.append(runner.num_slots)
+        (storage,) = generator._storages
+        sizes.append(storage.num_slots)
     assert sizes == [64, 64, 128, 128, 256, 576]  # 512 positions, and a window
 
 
@@ -204,37 +205,37 @@ def test_what_is_kept_is_bounded_in_bytes_and_release_frees_it():
     for rows in (1, 2, 1):
         generator.generate(IDS[:rows], MASK[:rows], **LONG)
     assert captures_of(generator) == {"storages": 2, "steps": 2, "chunks": 1}
-    one, two = (runner.size_bytes for runner in generator._runners)
+    one, two = (storage.size_bytes for storage in generator._storages)
     assert "kept for later calls" in generator.explain()
     generator.release()
-    assert not list(generator._runners)
+    assert not list(generator._storages)
     few = capturing("model", kept_bytes=max(one, two))
     for rows in (1, 2, 1):
         few.generate(IDS[:rows], MASK[:rows], **LONG)
-        (runner,) = few._runners
-        assert runner.state.signature.batch_size == rows
+        (storage,) = few._storages
+        assert storage.state.signature.batch_size == rows
     none = capturing("model", kept_bytes=0)
     none.generate(IDS, MASK, **LONG)
-    assert not list(none._runners)
+    assert not list(none._storages)
 
 
 def test_a_generation_that_nobody_holds_any_more_gives_its_storage_back():
     generator = capturing("model")
     generation = generator.start(IDS, MASK, **LONG)
-    runner = generation.runner
+    storage = generation.storage
     for _ in range(NUM_EAGER + 2):
         generator.step(generation)
-    assert not list(generator._runners)
+    assert not list(generator._storages)
     del generation
-    assert list(generator._runners) == [runner]
+    assert list(generator._storages) == [storage]
     found = generator.generate(IDS, MASK, **LONG)
-    assert list(generator._runners) == [runner]
+    assert list(generator._storages) == [storage]
     assert account(found) == account(eager("model").generate(IDS, MASK, **LONG))
     stream = generator.stream(IDS, MASK, **LONG)
     next(stream)
     stream.close()
     del stream
-    assert list(generator._runners) == [runner]
+    assert list(generator._storages) == [storage]
 
 
 def test_weights_that_moved_and_settings_that_changed_are_captured_anew():
@@ -243,7 +244,7 @@ def test_weights_that_moved_and_settings_that_changed_are_captured_anew():
 
     def runner():
         generator.generate(IDS, MASK, **LONG | SAMPLED)
-        return list(generator._runners)[-1]
+        return list(generator._storages)[-1]
 
     first = runner()
     model.lm_head.weight.data.mul_(1.01)  # in place: it counts at once
@@ -283,7 +284,7 @@ def test_a_step_that_waits_is_refused_by_name_and_auto_goes_on_eagerly(monkeypat
     with pytest.raises(CaptureError, match=r"test_captured_steps.py.*context.start.max\(\)"):
         generator.generate(IDS, MASK, **LONG)
     generator = SpeculativeGenerator(MODEL, WaitingDrafter(3))
-    monkeypatch.setattr(generator._runners, "_reason", None)  # as on a GPU
+    monkeypatch.setattr(generator._storages, "_reason", None)  # as on a GPU
     expected = SpeculativeGenerator(MODEL, PromptLookupDrafter(3)).generate(IDS, MASK, **LONG)
     for _ in range(2):
         assert account(generator.generate(IDS, MASK, **LONG)) == account(expected)
@@ -312,17 +313,17 @@ def test_check_catches_a_tensor_that_is_bound_to_a_new_one(monkeypatch):
 
 def once_captured(generator, fault):
     """Plants a fault in the captured step, as a replay would show it: the eager twin is sound."""
-    run = generator._runners.__class__.take
+    run = generator._storages.__class__.take
 
     def take(self, *args, **options):
-        runner = run(self, *args, **options)
-        if runner.graphs:
-            captured = runner.graphs[3]
+        storage = run(self, *args, **options)
+        if storage.replay.graphs:
+            captured = storage.replay.graphs[3]
             sound = captured._function
-            captured._function = lambda: fault(runner.state, sound)
-        return runner
+            captured._function = lambda: fault(storage.state, sound)
+        return storage
 
-    generator._runners.take = take.__get__(generator._runners)
+    generator._storages.take = take.__get__(generator._storages)
     generator.generate(IDS, MASK, **LONG)
 
 
@@ -384,7 +385,9 @@ def test_graphs_are_freed_with_their_generator_without_garbage_collection(drafte
     generator = capturing(drafter, prefill_chunk_size=64)
     for _ in range(NUM_EAGER):  # the chunks of prompts, too
         generator.generate(*ragged_prompts(VOCAB, 80, 5), **LONG)
-    graphs = [weakref.ref(graph) for run in generator._runners for graph in run.all_graphs]
+    replays = [storage.replay for storage in generator._storages]
+    graphs = [weakref.ref(graph) for replay in replays for graph in replay.all_graphs]
+    del replays
     assert len(graphs) >= 2
     gc.collect()
     gc.disable()

@@ -103,8 +103,8 @@ def test_a_generator_and_its_unfinished_generation_outlive_the_process_group(beg
     for _ in range(5):
         generator.step(generation)
     destroy_process_group()
-    runners = [generation.runner, *generator._runners]
-    graphs = [graph for runner in runners for graph in runner.graphs.values()]
+    storages = [generation.storage, *generator._storages]
+    graphs = [graph for storage in storages for graph in storage.replay.graphs.values()]
     assert graphs
     assert all(graph.outputs is None for graph in graphs)
     while not generation.has_ended.all():

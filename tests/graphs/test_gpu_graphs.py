@@ -31,7 +31,7 @@ from specdec.drafters import EagleHead
 from specdec.drafters.tree import Tree
 from specdec.graphs import Captured, CaptureError, GraphPool, StorageMovedError
 from specdec.loop.check import ReplayMismatchError
-from specdec.loop.runner import NUM_EAGER
+from specdec.loop.replay import NUM_EAGER
 from specdec.loop.state import TokenBuffer
 from specdec.target.cache import SlotCache
 from specdec.training.eagle import eagle_config
@@ -130,10 +130,10 @@ def test_a_captured_step_is_the_eager_one_over_changing_calls(drafter, sampler, 
 
 def check_replays(generator, num_calls):
     """The last signature was captured once, and replayed in so many calls."""
-    runner = list(generator._runners)[-1]
-    assert runner.refusal is None, generator.explain()
-    (graph,) = runner.graphs.values()
-    width = runner.state.signature.depth + 1
+    storage = list(generator._storages)[-1]
+    assert storage.replay.refusal is None, generator.explain()
+    (graph,) = storage.replay.graphs.values()
+    width = storage.state.signature.depth + 1
     assert graph.num_calls >= num_calls * 64 // width - NUM_EAGER, generator.explain()
 
 
@@ -141,8 +141,8 @@ def test_at_least_fifty_steps_are_compared():
     generator, _ = pair("none")
     for options in (GATES["greedy"][0], GATES["sampled"][0]):
         generator.generate(*prompts(), max_new_tokens=110, eos_token_id=None, **options, check=True)
-        runner = list(generator._runners)[-1]
-        assert runner.graphs[0].num_calls >= NUM_STEPS
+        storage = list(generator._storages)[-1]
+        assert storage.replay.graphs[0].num_calls >= NUM_STEPS
 
 
 @by_drafter
@@ -304,8 +304,8 @@ def test_auto_captures_on_a_gpu_and_explain_says_so():
     generator = SpeculativeGenerator(model, PromptLookupDrafter(3))
     generator.generate(*prompts(), max_new_tokens=40, eos_token_id=None)
     assert "captured in" in generator.explain()
-    (runner,) = generator._runners
-    assert runner.graphs[3].capture_seconds < 3
+    (storage,) = generator._storages
+    assert storage.replay.graphs[3].capture_seconds < 3
 
 
 def test_threads_that_share_a_generator_replay_graphs_of_their_own():

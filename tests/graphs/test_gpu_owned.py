@@ -344,13 +344,13 @@ def test_steps_of_a_generator_equal_eager_ones_whatever_others_do(model, drafter
     options = {name: value for name, value in CALL.items() if name != "max_new_tokens"}
     generator.warm_up(1, 128, **options)
     expected = account(generator.generate(prompt(), **CALL, check=True))
-    (runner,) = generator._runners
-    before = {id(graph): graph.num_calls for graph in runner.all_graphs}
+    (storage,) = generator._storages
+    before = {id(graph): graph.num_calls for graph in storage.replay.all_graphs}
     assert len(before) >= 3  # a step, and prompt chunks of two sizes
     OTHERS[others](model_as_others_use_it(model), prompt())
     with pattern_in_free_memory():
         assert account(generator.generate(prompt(), **CALL)) == expected
         assert account(generator.generate(prompt(), **CALL, check=True)) == expected
-    after = {id(graph): graph.num_calls for graph in runner.all_graphs}
+    after = {id(graph): graph.num_calls for graph in storage.replay.all_graphs}
     assert before.keys() == after.keys()  # graphs of before were replayed, none captured anew
     assert sum(after.values()) >= sum(before.values()) + 20

@@ -95,7 +95,7 @@ def test_a_number_that_cannot_be_drafted_is_refused_when_a_call_begins(name, num
     """9 is more than a block predicts. What was there before is as it was."""
     generator = generator_of(name, 4, graphs=True)
     generation = generator.start(*PROMPTS, max_new_tokens=30, **OPTIONS)
-    expected, kept = steps_of(generator, 30), list(generator._runners)
+    expected, kept = steps_of(generator, 30), list(generator._storages)
     generator.drafter.num_draft_tokens = number
     for call in (generator.start, generator.stream, generator.generate):
         with pytest.raises((TypeError, ValueError), match=r"num_draft_tokens|blocks of 6 rows"):
@@ -107,5 +107,5 @@ def test_a_number_that_cannot_be_drafted_is_refused_when_a_call_begins(name, num
             generator.start(*PROMPTS, max_new_tokens=9, **OPTIONS, num_draft_tokens=value)
         with pytest.raises((TypeError, ValueError), match="num_draft_tokens"):
             generation.num_draft_tokens = value
-    assert list(generator._runners) == kept
+    assert list(generator._storages) == kept
     assert steps_of(generator, 30) == expected

@@ -4,7 +4,8 @@ from functools import cache
 
 import pytest
 
-from specdec.loop.prefill import CHUNK_OVERHEAD, captured_sizes, chunk_sizes, chunks
+from specdec.loop.prefill import chunks
+from specdec.loop.replay import CHUNK_OVERHEAD, captured_sizes, chunk_sizes, covering_chunks
 
 
 def cost(sizes, rows):
@@ -23,7 +24,7 @@ def test_captured_chunks_cover_what_is_left_at_the_least_cost(captured, rows):
         return min(rows * size + CHUNK_OVERHEAD + least(length - size) for size in captured)
 
     for length in (*range(1, 1200, 7), 1499, 2047):
-        found = list(chunks(length, 2048, captured, rows))
+        found = covering_chunks(length, 2048, captured, rows)
         assert set(found) <= set(captured)
         assert sum(found) - found[-1] < length <= sum(found)
         assert cost(found, rows) == least(length)
@@ -33,9 +34,10 @@ def test_captured_chunks_cover_what_is_left_at_the_least_cost(captured, rows):
 def test_no_chunk_is_larger_than_was_asked_for(captured):
     for chunk_size in (1, 63, 64, 300, 2048):
         for length in (0, 1, 64, 299, 300, 2048, 5000):
-            found = list(chunks(length, chunk_size, captured))
+            found = covering_chunks(length, chunk_size, captured)
             assert max(found, default=0) <= chunk_size
             assert sum(found) >= length
+            assert captured or found == chunks(length, chunk_size)
             fits = [size for size in captured if size <= chunk_size]
             assert set(found) <= {chunk_size, *fits} if fits else sum(found) == length
 
@@ -45,7 +47,8 @@ def test_sizes_of_chunks_are_those_that_come(rows):
     captured = captured_sizes(rows)
     assert max((rows * size for size in captured), default=0) <= 16_384
     for most, chunk_size in ((0, 2048), (1, 2048), (63, 2048), (700, 100), (3000, 2048)):
-        come = {size for n in range(most + 1) for size in chunks(n, chunk_size, captured, rows)}
+        lengths = range(most + 1)
+        come = {s for n in lengths for s in covering_chunks(n, chunk_size, captured, rows)}
         found = set(chunk_sizes(most, chunk_size, captured, rows))
         if captured:
             assert found == come

@@ -20,7 +20,7 @@ from transformers import (
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target, Tree
 from specdec.loop.host import OutputCollector
-from specdec.loop.runner import StepRunner
+from specdec.loop.replay import Replay
 from specdec.request.call import read_request
 from specdec.samplers import Warp
 
@@ -77,7 +77,7 @@ def test_steps_attend_over_all_that_was_committed_though_the_host_has_not_read_i
 def events_of(monkeypatch, drafter, steps_ahead, graphs=True, **options):
     """A call, and in order what its host did: s(tep issued), r(ead)."""
     events = []
-    for kind, name, event in ((StepRunner, "run", "s"), (OutputCollector, "add", "r")):
+    for kind, name, event in ((Replay, "__call__", "s"), (OutputCollector, "add", "r")):
         plain = getattr(kind, name)
 
         def noting(self, *args, plain=plain, event=event, **kwargs):

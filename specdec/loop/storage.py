@@ -1,20 +1,25 @@
-"""`RunnerPool`: the storage and graphs that a generator keeps for later calls."""
+"""The tensors of a generator's calls: a `Storage` serves one call after the other, a `StoragePool`
+keeps those that wait.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 
 from specdec.drafters.base import Drafter
 from specdec.graphs import weight_addresses
-from specdec.graphs.tree import modules_of
-from specdec.loop.runner import NUM_EAGER, StepRunner
+from specdec.graphs.tree import modules_of, size_bytes
+from specdec.loop.prefill import chunks, prefill, prefill_chunk
+from specdec.loop.replay import NUM_EAGER, Replay
 from specdec.loop.state import Parts, Signature, StepState, bucket_of_rows
+from specdec.loop.step import Stepper, step
 from specdec.request import Request
 from specdec.samplers import Warp
 from specdec.target import Target
@@ -27,17 +32,100 @@ STORAGE_MULTIPLE = 64
 """Numbers of slots are multiples of this."""
 
 
-class RunnerPool:
-    """The runners of a generator that wait for a call, the latest last, as many as fit into a
+class Storage:
+    """The tensors of one call after the other, and the graphs that were captured over them.
+
+    Args:
+        parts, state: of the calls; the state's tensors stay where they are.
+        serves: what calls must share to run here, see `StoragePool`.
+        replay: of the state, where steps are captured; `None` where all are eager.
+
+    Attributes:
+        size_bytes: of the state. What graphs take besides, a few per cent, differs between the
+            processes of one target, which have to keep the same.
+        stepper: takes the steps of the loaded call.
+    """
+
+    def __init__(self, parts: Parts, state: StepState, serves: tuple, replay: Replay | None):
+        self.parts, self.state, self.serves, self.replay = parts, state, serves, replay
+        self.stepper: Stepper = partial(step, parts) if replay is None else replay
+        self.size_bytes = size_bytes(state)
+        self._warps: dict[Signature, Warp] = {state.signature: state.warp}
+        self._is_idle: torch.cuda.Event | None = None
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of each row: what a call may need."""
+        return self.state.cache.num_slots
+
+    def load(self, request: Request, signature: Signature) -> None:
+        """Writes a call into the storage. A warp of other options is another set of tensors."""
+        if signature not in self._warps:
+            rows, device = signature.batch_size, self.state.device
+            self._warps[signature] = Warp(rows, device=device, **request.filled_to(rows).warp)
+        self.state = self.state.with_options(signature, self._warps[signature])
+        if self.replay is not None:
+            self.replay.state = self.state
+        self.state.load(request)
+
+    def prefill(self, request: Request, chunk_size: int) -> None:
+        """Reads the prompts of the call that was loaded, in chunks of at most so many tokens."""
+        length, fixed = max(request.lengths) - 1, ()
+        sizes = chunks(length, chunk_size)
+        if self.replay is not None:
+            sizes, fixed = self.replay.chunks(length, chunk_size), self.replay.captured_chunks
+        prefill(self.state, sizes, self._run_chunk, fixed=fixed)
+
+    def warm_up(self, lengths: Iterable[int], num_read: int, chunk_size: int) -> None:
+        """Runs steps of these draft lengths, and prompt chunks of all sizes that up to `num_read`
+        tokens are read in, until nothing of them is left to compile or to capture.
+
+        The call that is loaded has prompts of one token, and all of its rows have ended: nothing is
+        read and nothing committed.
+        """
+        count, num_slots = 1, self.num_slots
+        sizes = sorted({1, min(num_read, chunk_size)} if num_read else ())  # any size may come
+        if self.replay is not None:
+            count, sizes = NUM_EAGER + 1, self.replay.chunk_sizes(num_read, chunk_size)
+        for size in sizes:
+            for in_use in {min(size + 1, num_slots), num_slots}:  # first, and later
+                with self.state.narrowed(in_use):
+                    for _ in range(count):
+                        self._run_chunk(size)
+        for length in lengths:
+            for _ in range(count):
+                self.stepper(self.state, length)
+
+    def _run_chunk(self, size: int) -> None:
+        if self.replay is not None:
+            return self.replay.run_chunk(size)
+        prefill_chunk(self.parts, self.state, size)
+
+    def park(self) -> None:
+        """Notes how far the device has to come before another call may use the tensors: it may come
+        from a thread that works on another stream.
+        """
+        if self.state.device.type == "cuda":
+            self._is_idle = torch.cuda.Event()
+            self._is_idle.record()
+
+    def resume(self) -> None:
+        """Lets the current stream wait for that."""
+        if self._is_idle is not None:
+            self._is_idle.wait()
+
+
+class StoragePool:
+    """The storages of a generator that wait for a call, the latest last, as many as fit into a
     number of bytes; any thread may use them.
 
-    A runner serves a call of the same parts, batch size, K and settings of the parts, whatever its
-    options are, if its storage has the slots.
+    A storage serves a call of the same parts, batch size, K and settings of the parts, whatever its
+    options are, if it has the slots.
 
     Args:
         target: of the generator.
         graphs: whether steps are captured; as for `SpeculativeGenerator`.
-        kept_bytes: that waiting runners may hold; `None` is a quarter of the device's memory.
+        kept_bytes: that waiting storages may hold; `None` is a quarter of the device's memory.
     """
 
     def __init__(self, target: Target, *, graphs: bool | Literal["auto"], kept_bytes: int | None):
@@ -47,9 +135,9 @@ class RunnerPool:
         if kept_bytes is None:
             kept_bytes = (memory_bytes(target.device) or 2**32) // 4
         self._kept_bytes = kept_bytes
-        self._waiting: list[StepRunner] = []
+        self._waiting: list[Storage] = []
         # Callbacks of Python's collector append here, at any moment: a lock could be held already.
-        self._returned: deque[StepRunner] = deque()
+        self._returned: deque[Storage] = deque()
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict:
@@ -59,7 +147,7 @@ class RunnerPool:
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state, _lock=threading.Lock())
 
-    def __iter__(self) -> Iterator[StepRunner]:
+    def __iter__(self) -> Iterator[Storage]:
         with self._lock:
             self._collect()
             return iter(list(self._waiting))
@@ -83,14 +171,14 @@ class RunnerPool:
         yield f"steps are captured on {self._device}"
         if self._last_reason:
             yield f"the last call was eager: {self._last_reason}"
-        runners = list(self)
-        for runner in runners:
-            yield from (f"  {line}" for line in runner.describe())
-        kept = sum(runner.size_bytes for runner in runners) / 2**20
+        waiting = list(self)
+        for replay in (storage.replay for storage in waiting):
+            yield from (f"  {line}" for line in (replay.describe() if replay is not None else ()))
+        kept = sum(storage.size_bytes for storage in waiting) / 2**20
         yield f"kept for later calls: {kept:.0f} MiB, of at most {self._kept_bytes / 2**20:.0f} MiB"
 
-    def take(self, parts: Parts, request: Request, *, why_eager: str | None) -> StepRunner:
-        """A runner for one call, for its caller alone, with the call loaded: the latest that waits
+    def take(self, parts: Parts, request: Request, *, why_eager: str | None) -> Storage:
+        """A storage for one call, for its caller alone, with the call loaded: the latest that waits
         and has room for it, else a new one.
         """
         self._last_reason, captures = why_eager, why_eager is None
@@ -101,23 +189,26 @@ class RunnerPool:
         num_slots = length + signature.num_behind
         with self._lock:
             self._collect()
-            num_eager = 1 if any(r.all_graphs for r in self._waiting) else NUM_EAGER
-            alike = [runner for runner in self._waiting if runner.serves == serves]
-            runner = next((r for r in reversed(alike) if r.num_slots >= num_slots), None)
-            if runner is not None:
-                self._waiting.remove(runner)
+            has_graphs = any(s.replay is not None and s.replay.all_graphs for s in self._waiting)
+            alike = [storage for storage in self._waiting if storage.serves == serves]
+            storage = next((s for s in reversed(alike) if s.num_slots >= num_slots), None)
+            if storage is not None:
+                self._waiting.remove(storage)
             elif alike:  # the new one will serve the calls of the largest, too
-                self._waiting.remove(max(alike, key=lambda runner: runner.num_slots))
-        if runner is None:
+                self._waiting.remove(max(alike, key=lambda storage: storage.num_slots))
+        if storage is None:
             least = FIRST_TOKENS // signature.batch_size
-            wanted = max((2 * r.num_slots for r in alike), default=least) if captures else 0
+            wanted = max((2 * s.num_slots for s in alike), default=least) if captures else 0
             del alike
-            state = self._allocate(parts, request, signature, num_slots, wanted)
-            options = {"must_capture": self._must_capture, "num_eager": num_eager}
-            runner = StepRunner(parts, state, serves, **options)
-        runner.resume()
-        runner.load(request, signature)
-        return runner
+            state, replay = self._allocate(parts, request, signature, num_slots, wanted), None
+            if captures:
+                options = {"must_capture": self._must_capture}
+                options["num_eager"] = 1 if has_graphs else NUM_EAGER
+                replay = Replay(parts, state, **options)
+            storage = Storage(parts, state, serves, replay)
+        storage.resume()
+        storage.load(request, signature)
+        return storage
 
     def _allocate(
         self, parts: Parts, request: Request, signature: Signature, needed: int, wanted: int
@@ -139,26 +230,26 @@ class RunnerPool:
             self.clear()
         return allocate(needed)
 
-    def give(self, runner: StepRunner) -> None:
-        """Takes a runner back, for later calls; may be called at any moment, by any thread."""
-        runner.park()
-        self._returned.append(runner)
+    def give(self, storage: Storage) -> None:
+        """Takes a storage back, for later calls; may be called at any moment, by any thread."""
+        storage.park()
+        self._returned.append(storage)
 
     def _collect(self) -> None:
-        """Moves runners that came back to those that wait, and gives up the oldest where all are
+        """Moves storages that came back to those that wait, and gives up the oldest where all are
         more than may be kept.
         """
         while self._returned:
             self._waiting.append(self._returned.popleft())
-        while self._waiting and sum(r.size_bytes for r in self._waiting) > self._kept_bytes:
+        while self._waiting and sum(s.size_bytes for s in self._waiting) > self._kept_bytes:
             del self._waiting[0]
 
-    def check_kept(self, runner: StepRunner) -> None:
-        """Raises `ValueError` for a runner that will not be kept for another call."""
-        if runner.size_bytes > self._kept_bytes:
+    def check_kept(self, storage: Storage) -> None:
+        """Raises `ValueError` for a storage that will not be kept for another call."""
+        if storage.size_bytes > self._kept_bytes:
             raise ValueError(
                 f"kept_bytes is {self._kept_bytes}, and the tensors of such calls take "
-                f"{runner.size_bytes}, so nothing would be kept for them; make the generator with "
+                f"{storage.size_bytes}, so nothing would be kept for them; make the generator with "
                 "a larger kept_bytes"
             )
 
