@@ -161,7 +161,7 @@ class SpeculativeGenerator:
         self.drafter.check_target(self.target)
         if self.drafter.feature_layers not in ((), self.target.feature_layers):
             self.target = self.target.with_features(self.drafter.feature_layers)
-        self.graphs, self.prefill_chunk_size = graphs, prefill_chunk_size
+        self.graphs, self.prefill_chunk_size = graphs, int(prefill_chunk_size)
         self.steps_ahead, self.draft_length = steps_ahead, draft_length
         self._lengths = MeasuredLengths()
         self._storages = StoragePool(self.target, graphs=graphs, kept_bytes=kept_bytes)

@@ -127,6 +127,7 @@ recurrent = cache(build)
 own_target = cache(lambda: Target(MODEL))
 
 
+@torch.inference_mode(False)  # what is built is kept for other tests
 def make(name, num_draft_tokens=4, **options):
     """A drafter of the table for `MODEL`."""
     if name in TREES:

@@ -80,6 +80,7 @@ class Sampler(nn.Module, ABC):
             noise: the step's draws.
 
         Example:
+            >>> import torch
             >>> from specdec.samplers import Noise, RejectionSampler
             >>> p = torch.tensor([[[0.5, 0.5], [1.0, 0.0]]])  # B = 1, K = 1, V = 2
             >>> draft = Draft(torch.tensor([[1]]), torch.tensor([[[0.5, 0.5]]]))
