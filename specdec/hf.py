@@ -157,7 +157,7 @@ def home_of(function: object) -> str:
 
 TRUSTED = {
     *("transformers", "torch", "accelerate", "peft", "torchao", "bitsandbytes"),
-    *("huggingface_hub", "safetensors", "numpy", "packaging"),
+    *("huggingface_hub", "safetensors", "numpy", "packaging", "tqdm"),
 }
 """Packages whose code in a model treats all tokens of a call alike, or is refused by its name; and
 those whose functions transformers' files import for other work.
@@ -178,12 +178,17 @@ def has_own_code(model: PreTrainedModel) -> bool:
 
 
 def _is_trusted(code: object) -> bool:
-    if isinstance(code, partial):  # accelerate's way; of HF's own functions it changes arguments
-        return home_of(code.func).startswith(("accelerate.", "peft."))
+    """Whether code, and what it is wrapped around (by `torch.no_grad`, by accelerate), are of known
+    packages.
+    """
     if isinstance(code, type) or not callable(code):
         return True
-    home = home_of(getattr(code, "__func__", code)) or type(code).__module__
-    return home.split(".")[0] in TRUSTED | sys.stdlib_module_names
+    if isinstance(code, partial):  # accelerate's way; of HF's own functions it changes arguments
+        is_known = home_of(code.func).startswith(("accelerate.", "peft."))
+    else:
+        home = home_of(getattr(code, "__func__", code)) or type(code).__module__
+        is_known = home.split(".")[0] in TRUSTED | sys.stdlib_module_names
+    return is_known and _is_trusted(getattr(code, "__wrapped__", None))
 
 
 GENERATING = "prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_sample"

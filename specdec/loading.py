@@ -196,8 +196,8 @@ def find_drafter(
         check_choice("the zoo's drafter", path, zoo.DRAFTERS)
         return lambda target, **_: zoo.load_drafter(path, target, **given)
     # Here, since a generator of parts reads no files.
+    from specdec.checkpoints.drafter import load
     from specdec.checkpoints.families import FAMILIES, RECOGNISED
-    from specdec.checkpoints.load import load
     from specdec.checkpoints.survey import family_of
 
     if kind in FAMILIES and path:

@@ -4,8 +4,8 @@ What a family adds (how its files are recognised, translated and refused) is in 
 `specdec.checkpoints.eagle` for instance.
 """
 
+from specdec.checkpoints.drafter import load
 from specdec.checkpoints.family import Family, Source, Translation
-from specdec.checkpoints.load import load
 from specdec.checkpoints.survey import Checkpoint, Survey, survey_checkpoint
 
 __all__ = [

@@ -9,14 +9,23 @@ from torch import Tensor
 from specdec.arguments import check_integer
 from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.samplers.noise import Drawing
+from specdec.target.cache import SlotCache
 from specdec.types import PAD_TOKEN, Context, Draft
 
 
 @dataclass(frozen=True, eq=False)
 class PromptLookupState:
-    """`[B, S]` committed tokens, position by position."""
+    """`[B, S + 1]` committed tokens, position by position, and which of these slots are in use: a
+    cache without layers, that the loop narrows as it does others.
+    """
 
     tokens: Tensor
+    slots: SlotCache
+
+    @property
+    def text(self) -> Tensor:
+        """`[B, T]` tokens of the slots in use."""
+        return self.tokens[:, : self.slots.in_use]
 
 
 class PromptLookupDrafter(Drafter):
@@ -80,8 +89,9 @@ class PromptLookupDrafter(Drafter):
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> PromptLookupState:
         """Room for `max_length` tokens per row and one to forget."""
-        shape = batch_size, max_length + 1
-        return PromptLookupState(torch.zeros(shape, dtype=torch.long, device=device))
+        slots = SlotCache(batch_size, max_length, {}, extra_slots=0)
+        shape = batch_size, slots.num_slots + 1
+        return PromptLookupState(torch.zeros(shape, dtype=torch.long, device=device), slots)
 
     def prefill(self, context: Context, state: PromptLookupState) -> None:
         """Remembers the anchor and the new tokens."""
@@ -96,7 +106,7 @@ class PromptLookupDrafter(Drafter):
         self.prefill(context, state)
         length = context.num_committed[:, None]
         count = drawing.num_draft_tokens if self.tree_depth is None else self.tree_depth
-        text = state.tokens[:, :-1]  # [B, T]
+        text = state.text
         score, follow = self._scores(text, length, count)
         if self.tree_depth is not None:
             return self._tree(text, length, score, drawing.num_draft_tokens)

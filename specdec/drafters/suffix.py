@@ -241,7 +241,7 @@ class SuffixDrafter(PromptLookupDrafter):
         """Looks the end of the text up in the text and in the memory."""
         self.prefill(context, state)
         length, count = context.num_committed[:, None], drawing.num_draft_tokens
-        text = state.tokens[:, :-1]
+        text = state.text
         found = self._in_text(text, length, count), self._in_memory(text, length, count)
         tokens, matched = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
         longest = matched.amax(dim=1, keepdim=True)  # [B, 1]

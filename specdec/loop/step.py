@@ -19,7 +19,7 @@ from specdec.arguments import shown
 from specdec.kernels import take_rows
 from specdec.loop.outcome import Outcome, name_of
 from specdec.loop.state import Parts, StepState
-from specdec.samplers import Drawing, Sampler
+from specdec.samplers.base import Sampler
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import logprobs_of
 from specdec.types import Draft, TargetOutput, Verdict
@@ -106,8 +106,8 @@ def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: i
     """The drafter's own proposal, of the right sizes."""
     sampler, drafter = parts.sampler, parts.drafter
     signature, vocab_size = state.signature, state.vocab_size
-    wants = signature.wants_probs, signature.wants_raw
-    drawing = Drawing(num_draft_tokens, state.warp, noise, sampler.draw_draft, *wants)
+    wants = {"wants_probs": signature.wants_probs, "wants_raw": signature.wants_raw}
+    drawing = sampler.drawing(num_draft_tokens, state.warp, noise, **wants)
     draft = drafter.propose(state.context(parts), state.drafter_state, drawing)
     shape = signature.batch_size, num_draft_tokens
     _check_fit(drafter, draft, Draft, shape, state.device)

@@ -154,8 +154,8 @@ def load_drafter(
     options = {"proposal": proposal, "draft_temperature": draft_temperature, "tree": tree}
     options["num_draft_tokens"] = num_draft_tokens
     # Imported here, so that models and prompts load without the rest of the library.
+    from specdec.checkpoints.drafter import load
     from specdec.checkpoints.families import FAMILIES
-    from specdec.checkpoints.load import load
     from specdec.drafters import ModelDrafter
     from specdec.hf import device_of
 

@@ -395,6 +395,15 @@ def test_a_hook_that_acts_from_some_size_on_is_refused(name, hook):
         SpeculativeGenerator(model, None)
 
 
+@pytest.mark.parametrize("wrap", [torch.no_grad(), torch.inference_mode()])
+def test_a_hook_is_the_users_own_whatever_it_is_wrapped_in(wrap):
+    """The function that is registered is one of torch's."""
+    model = build("llama")
+    model.model.layers[0].register_forward_hook(wrap(at_index_19))
+    with pytest.raises(ValueError, match=r"a hook or replaced forward of model\.layers\.0 has"):
+        SpeculativeGenerator(model, None)
+
+
 def test_a_hook_that_writes_into_the_residual_stream_is_run():
     model = build("llama")
 

@@ -144,7 +144,7 @@ class HeadDrafter(TreeDrafter):
                 head for another target.
         """
         # Above the drafters, which they know.
-        load = import_module("specdec.checkpoints.load").load
+        load = import_module("specdec.checkpoints.drafter").load
         family = import_module("specdec.checkpoints.families").family_of_drafter(cls)
         options |= {"proposal": proposal, "draft_temperature": draft_temperature, "tree": tree}
         return load(path_or_id, target, num_draft_tokens, families=(family,), **options)
