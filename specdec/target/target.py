@@ -198,8 +198,11 @@ class SlotModel:
 
     def has_other_hooks(self) -> bool:
         """Whether hooks were registered or removed since the model was tried."""
-        self.num_handles = RemovableHandle.next_id
-        return hooks_of(self.model) != self.hooks
+        count = RemovableHandle.next_id
+        if hooks_of(self.model) != self.hooks:
+            return True
+        self.num_handles = count  # others' hooks need not be looked at again
+        return False
 
     def check_trees(self) -> None:
         """Raises `ValueError` for a model that takes chains only, since its forward over a tree is
