@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec import Draft, ModelDrafter, RejectionSampler, Target, zoo
 from specdec.samplers import Noise, Stream, Warp
-from specdec.target import attention
+from specdec.targets import attention
 
 ROWS, PROMPT_TOKENS = 50, 12
 SLOT = PROMPT_TOKENS

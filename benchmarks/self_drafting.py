@@ -27,8 +27,8 @@ from models import DialledSampler, prompt, shape
 from timing import DEVICE, Turns, about, replay, show
 
 from specdec import Recent, SelfDrafter, Sinks, SpeculativeGenerator, Target, TopSlots
-from specdec.target.cache import SlotCache
-from specdec.target.text import TargetText
+from specdec.targets.cache import SlotCache
+from specdec.targets.text import TargetText
 from specdec.types import Context
 
 IS_GPU = DEVICE == "cuda"

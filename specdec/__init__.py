@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from specdec.samplers.rejection import RejectionSampler
     from specdec.samplers.typical import TypicalSampler
     from specdec.samplers.warp import Warp
-    from specdec.target import Target
+    from specdec.targets import Target
     from specdec.types import PAD_TOKEN, Context, Draft, Verdict
 
 __all__ = [
@@ -106,7 +106,7 @@ _HOMES = {
     "samplers.rejection": "RejectionSampler",
     "samplers.typical": "TypicalSampler",
     "samplers.warp": "Warp",
-    "target": "Target",
+    "targets": "Target",
     "types": "PAD_TOKEN Context Draft Verdict",
 }
 """Modules that define the names, as type checkers see them above."""

@@ -52,8 +52,8 @@ from specdec.results import GenerationResult
 from specdec.samplers import Sampler, draw_by_race
 from specdec.samplers.base import check_sampler
 from specdec.show.text import draft_size
-from specdec.target import Target
-from specdec.target.target import SlotModel
+from specdec.targets import Target
+from specdec.targets.target import SlotModel
 
 
 class SpeculativeGenerator:
@@ -61,7 +61,7 @@ class SpeculativeGenerator:
 
     Args:
         target: an HF causal LM in eval mode, or a `Target`. `torch.compile` and PEFT wrappers are
-            taken off, see `specdec.target.wrappers.unwrap`.
+            taken off, see `specdec.targets.wrappers.unwrap`.
         drafter: proposes K tokens per step; `None` decodes plainly through the same loop. A name,
             such as `"lookup"`, `"zoo:eagle3"` or `"mine.py:make"`, is loaded by `load_drafter`.
         sampler: decides what is accepted; `"auto"` is `BlockSampler()`, which for point masses is

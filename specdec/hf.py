@@ -1,5 +1,5 @@
 """What specdec takes from `transformers` beside its documented interface: names that a release may
-change. Read in the versions of `TRIED`; `tests/target/test_hf_names.py` compares them with the
+change. Read in the versions of `TRIED`; `tests/targets/test_hf_names.py` compares them with the
 installed version and names what is new there.
 """
 

@@ -47,7 +47,7 @@ from specdec.samplers import (
     TypicalSampler,
 )
 from specdec.show.text import one_line, printable
-from specdec.target import Target
+from specdec.targets import Target
 
 SAMPLERS: dict[str, type[Sampler]] = {
     "auto": BlockSampler,

@@ -109,7 +109,7 @@ class Context:
             (the first one of a prompt of two tokens). During prefill it is -1 in a row that ended
             before the chunk: there not even the anchor belongs to the row. The last known token is
             at index `num_new.clamp(min=0)`.
-        target: the target's keys and values of the text, a `specdec.target.text.TargetText`, for a
+        target: the target's keys and values of the text, a `specdec.targets.text.TargetText`, for a
             drafter with `reads_target`; else `None`.
         row_inputs: `[B, ...]` by name, what the call brought for each row (`Drafter.row_inputs`).
     """

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdec import Target
 from specdec.drafters.assistant import AssistantDrafter, AssistantHead
-from specdec.target.text import TargetText
+from specdec.targets.text import TargetText
 
 VOCAB = 60
 

@@ -8,7 +8,7 @@ import torch
 from eagle_heads import FeatureLoop
 from plain_loop import PlainLoop
 
-from specdec.target.text import TargetText
+from specdec.targets.text import TargetText
 
 GARBAGE = 1e4
 

@@ -91,12 +91,12 @@ def test_a_folder_and_a_file_that_are_left_out_are_noticed(tmp_path):
     find, data = 'include = ["specdec*"]', ', "trace/page.html"'
     text = settings.read_text()
     assert text.count(find) == text.count(data) == 1
-    text = text.replace(find, f'{find}\nexclude = ["specdec.target*"]').replace(data, "")
+    text = text.replace(find, f'{find}\nexclude = ["specdec.targets*"]').replace(data, "")
     settings.write_text(text)
     for weights in (tmp_path / "copy").rglob("*.safetensors"):
         weights.write_bytes(b"")  # only names are compared, and compression takes long
     files = files_of_the_package()
-    left_out = {name for name in files if name.startswith("specdec/target/")}
+    left_out = {name for name in files if name.startswith("specdec/targets/")}
     assert left_out
     for packed in build(tmp_path / "copy", tmp_path):
         assert files - packed == left_out | {"specdec/trace/page.html"}
@@ -105,5 +105,5 @@ def test_a_folder_and_a_file_that_are_left_out_are_noticed(tmp_path):
 def test_no_pattern_of_gitignore_swallows_a_file_of_the_package():
     files = [Path(name) for name in files_of_the_package()]
     assert [file for file in files if is_ignored(file, IGNORED)] == []
-    for pattern in ("target", "specdec/target", "**/target", "*.safetensors"):
+    for pattern in ("targets", "specdec/targets", "**/targets", "*.safetensors"):
         assert any(is_ignored(file, [pattern]) for file in files)

@@ -15,7 +15,7 @@ from specdec.drafters.head.sharing import model_of
 from specdec.drafters.proposal import Kind
 from specdec.drafters.tree import Tree
 from specdec.hf import device_of
-from specdec.target import Target
+from specdec.targets import Target
 
 
 def load(

@@ -18,7 +18,7 @@ from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.files import StoredTensor
 from specdec.drafters.head.hf_layer import HFLayerConfig
 from specdec.show.text import one_line
-from specdec.target.features import decoder_layers
+from specdec.targets.features import decoder_layers
 
 MAX_LAYERS = 512
 """Most decoder layers of a target that is built, without memory, to find its classes."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from specdec.checkpoints.config_fields import ConfigFields
-from specdec.target.features import FeatureLayer
+from specdec.targets.features import FeatureLayer
 
 Convention = Literal["boundary", "layer_output"]
 

@@ -25,7 +25,7 @@ from specdec.checkpoints.layer_ids import (
 )
 from specdec.checkpoints.marks import Clues
 from specdec.drafters.head.features import FeatureHeadConfig
-from specdec.target.features import FeatureLayer
+from specdec.targets.features import FeatureLayer
 
 Tensors = dict[str, StoredTensor]
 Pairs = Iterable[tuple[bool, str]]

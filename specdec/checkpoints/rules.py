@@ -17,8 +17,8 @@ from specdec.checkpoints.layout import Reading
 from specdec.drafters.head.layers import Convolution, LayerConfig
 from specdec.drafters.head.sharing import check_target
 from specdec.drafters.mask_token.correction import CorrectionConfig
-from specdec.target.features import FeatureLayer
-from specdec.target.target import MAX_VOCAB_PADDING
+from specdec.targets.features import FeatureLayer
+from specdec.targets.target import MAX_VOCAB_PADDING
 
 
 def layer(reading: Reading) -> LayerConfig:

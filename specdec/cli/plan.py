@@ -66,7 +66,7 @@ def plan(
     from specdec.generator import SpeculativeGenerator
     from specdec.loading import load_drafter, load_sampler, load_target
     from specdec.loop.lengths import lengths_to_measure
-    from specdec.target import Target as Wrapped
+    from specdec.targets import Target as Wrapped
 
     name = parts.drafter or ("zoo:model" if target == "zoo" else "lookup")
     if name == "none":
@@ -151,7 +151,7 @@ def plan_self(
     from specdec.evaluation.intervals import counted
     from specdec.evaluation.prompts import encode
     from specdec.loading import load_target
-    from specdec.target import Target as Wrapped
+    from specdec.targets import Target as Wrapped
 
     names = ("tree", "proposal", "draft_temperature", "target_weight")
     refuse({name: getattr(parts, name) for name in names}, "does not belong to --drafter self")

@@ -11,8 +11,8 @@ from specdec.drafters.tree import Tree
 from specdec.graphs.tree import leaves
 from specdec.samplers.noise import Drawing
 from specdec.settings import settings_of
-from specdec.target.features import FeatureLayer
-from specdec.target.target import Target
+from specdec.targets.features import FeatureLayer
+from specdec.targets.target import Target
 from specdec.types import Context, Draft
 
 

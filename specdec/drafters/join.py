@@ -21,7 +21,7 @@ from specdec.drafters.base import (
 )
 from specdec.graphs.tree import shared
 from specdec.samplers.noise import Drawing
-from specdec.target.target import Target
+from specdec.targets.target import Target
 from specdec.types import PAD_TOKEN, Context, Draft
 
 

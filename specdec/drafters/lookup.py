@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec.arguments import check_integer
 from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.samplers.noise import Drawing
-from specdec.target.cache import SlotCache
+from specdec.targets.cache import SlotCache
 from specdec.types import PAD_TOKEN, Context, Draft
 
 

@@ -17,8 +17,8 @@ from specdec.drafters.tree import Tree, TreePass, TreePlan
 from specdec.drafters.vocabulary import CommonVocabulary
 from specdec.graphs.tree import shared
 from specdec.samplers.noise import Drawing
-from specdec.target.cache import SlotCache
-from specdec.target.target import MAX_VOCAB_PADDING, SlotModel
+from specdec.targets.cache import SlotCache
+from specdec.targets.target import MAX_VOCAB_PADDING, SlotModel
 from specdec.types import Context, Draft
 
 

@@ -14,10 +14,10 @@ from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.visible import Recent, Visible, attention_scores
 from specdec.samplers.noise import Drawing
-from specdec.target.cache import Chunk, SlotCache
-from specdec.target.features import Queries
-from specdec.target.target import Target
-from specdec.target.text import TargetText
+from specdec.targets.cache import Chunk, SlotCache
+from specdec.targets.features import Queries
+from specdec.targets.target import Target
+from specdec.targets.text import TargetText
 from specdec.types import Context, Draft
 
 

@@ -18,7 +18,7 @@ from specdec.request.options import neutral, with_config
 from specdec.results import RowStep
 from specdec.samplers import RejectionSampler
 from specdec.settings import settings_of
-from specdec.target import Target
+from specdec.targets import Target
 
 
 class HFGenerate:

@@ -26,7 +26,7 @@ from specdec.jsonl import append_lines, read_lines
 from specdec.request.prompts import left_padded
 from specdec.samplers import BlockSampler
 from specdec.settings import differences, fingerprint, plain
-from specdec.target import Target
+from specdec.targets import Target
 from specdec.trace import Trace
 
 PATIENCE = 3

@@ -32,7 +32,7 @@ from specdec.hf import WARPS
 from specdec.loading import find_drafter, load_drafter, load_sampler, load_target
 from specdec.request import GenerateOptions
 from specdec.samplers import BlockSampler, RejectionSampler, Sampler
-from specdec.target import Target
+from specdec.targets import Target
 
 WAYS = SpeculativeGenerator, HFGenerate
 """Whole ways of decoding, which keep what they are."""

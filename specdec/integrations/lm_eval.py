@@ -21,7 +21,7 @@ from specdec.drafters import Drafter
 from specdec.generator import SpeculativeGenerator
 from specdec.loading import find_drafter
 from specdec.samplers import Sampler
-from specdec.target import Target
+from specdec.targets import Target
 
 NAME = "specdec-hf"
 """Of the model type."""

@@ -17,7 +17,7 @@ from specdec.arguments import shown
 from specdec.drafters import Drafter, SuffixDrafter
 from specdec.generator import SpeculativeGenerator
 from specdec.samplers import Sampler
-from specdec.target import Target
+from specdec.targets import Target
 from specdec.training.callbacks import MemoryCallback, in_evaluation
 
 _OTHER_WAYS = {

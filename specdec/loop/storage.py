@@ -22,9 +22,9 @@ from specdec.loop.state import Parts, Signature, StepState, bucket_of_rows
 from specdec.loop.step import Stepper, step
 from specdec.request import Request
 from specdec.samplers import Warp
-from specdec.target import Target
-from specdec.target.cache import memory_bytes
-from specdec.target.target import SlotModel
+from specdec.targets import Target
+from specdec.targets.cache import memory_bytes
+from specdec.targets.target import SlotModel
 
 FIRST_TOKENS = 2048
 """Tokens of all rows together that captured storage has room for at least."""

@@ -36,7 +36,7 @@ from specdec.request.processors import name_of, refuse_stateful
 from specdec.request.prompts import check_ids, offsets_among, read_batch, read_row_inputs
 from specdec.request.sampling import Sampling
 from specdec.samplers.warp import Warp
-from specdec.target import Target
+from specdec.targets import Target
 
 Method = TypeVar("Method", bound=Callable)
 

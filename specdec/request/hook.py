@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from specdec.hf import CACHES
-from specdec.target import Target
+from specdec.targets import Target
 
 
 @dataclass

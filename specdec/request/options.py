@@ -34,7 +34,7 @@ from specdec.hf import BEFORE_WARPS, BESIDE_WARPS, HEALING, UNSUPPORTED, WARPS
 from specdec.request.processors import name_of
 from specdec.request.sampling import Sampling
 from specdec.samplers.warp import Warp
-from specdec.target import Target
+from specdec.targets import Target
 
 WARPERS = {  # in HF's order, with the attribute that holds the value
     TemperatureLogitsWarper: "temperature",

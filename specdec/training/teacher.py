@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.target.features import FeatureLayer, Features
-from specdec.target.view import private_view
-from specdec.target.views import catch_features
+from specdec.targets.features import FeatureLayer, Features
+from specdec.targets.view import private_view
+from specdec.targets.views import catch_features
 
 
 class SoftLabels(NamedTuple):

@@ -11,7 +11,7 @@ from torch import nn
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
 from specdec.drafters import Recent, SelfDrafter, Sinks, TopSlots
-from specdec.target.fusion import Fusion
+from specdec.targets.fusion import Fusion
 
 IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
 GREEDY = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}

@@ -33,7 +33,7 @@ from specdec.graphs import Captured, CaptureError, GraphPool, StorageMovedError
 from specdec.loop.check import ReplayMismatchError
 from specdec.loop.replay import NUM_EAGER
 from specdec.loop.state import TokenBuffer
-from specdec.target.cache import SlotCache
+from specdec.targets.cache import SlotCache
 from specdec.training.eagle import eagle_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]

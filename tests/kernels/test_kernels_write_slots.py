@@ -10,7 +10,7 @@ from kernel_cases import DTYPES, interpreted, seeds
 
 from specdec.kernels import write_slots, writes_slots
 from specdec.kernels.slots import triton
-from specdec.target.cache import KeyValueShape, SlotCache
+from specdec.targets.cache import KeyValueShape, SlotCache
 
 WAYS = {"definition": write_slots, "kernel": triton.write_slots}
 sizes = st.tuples(*(st.integers(1, most) for most in (3, 3, 4)))  # rows, heads, tokens
@@ -60,8 +60,8 @@ def test_a_cache_that_is_written_by_the_kernel_is_the_same(monkeypatch):
     one.open_window(slots)
     theirs = one.update(*states, 0)
     other.has_kernels = True
-    monkeypatch.setattr("specdec.target.cache.writes_slots", lambda *_: True)
-    monkeypatch.setattr("specdec.target.cache.write_slots", triton.write_slots)
+    monkeypatch.setattr("specdec.targets.cache.writes_slots", lambda *_: True)
+    monkeypatch.setattr("specdec.targets.cache.write_slots", triton.write_slots)
     other.open_window(slots)
     ours = other.update(*states, 0)
     for mine, his in zip(ours, theirs, strict=True):

@@ -18,7 +18,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 
 from specdec import NoDrafter, SpeculativeGenerator, Target
 from specdec.graphs.tree import keep_rows, owned_tensors, rows_to_keep, tables
-from specdec.target.view import wrap_forward
+from specdec.targets.view import wrap_forward
 
 LENGTHS = [3, 9, 1, 6, 9, 4]
 IDS, MASK = ragged_prompts(VOCAB, *LENGTHS)

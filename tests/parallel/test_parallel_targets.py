@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM
 
 from specdec import EagleDrafter, ModelDrafter, SpeculativeGenerator, Target, zoo
 from specdec.drafters.head.sharing import look_up
-from specdec.target.fusion import Fusion
-from specdec.target.joint import siblings
+from specdec.targets.fusion import Fusion
+from specdec.targets.joint import siblings
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 300

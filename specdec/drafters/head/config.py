@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, Protocol
 
 from specdec.arguments import shown
-from specdec.target.features import FeatureLayer
+from specdec.targets.features import FeatureLayer
 
 
 class HeadConfig(Protocol):

@@ -22,8 +22,8 @@ from specdec.drafters.head.window import ContextRows, read_context
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.tree import Tree, TreePlan
 from specdec.graphs.tree import shared
-from specdec.target import Target
-from specdec.target.cache import SlotCache
+from specdec.targets import Target
+from specdec.targets.cache import SlotCache
 from specdec.types import Context
 
 

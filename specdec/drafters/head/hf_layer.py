@@ -19,8 +19,8 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from specdec.drafters.head.layers import Attend
 from specdec.drafters.head.rotary import cosines_and_sines
 from specdec.kernels import AttentionOptions
-from specdec.target.cache import KeyValueShape
-from specdec.target.features import decoder_layers
+from specdec.targets.cache import KeyValueShape
+from specdec.targets.features import decoder_layers
 
 HEAD_ATTENTION = "specdec_head"
 """The name under which HF layers of heads attend."""

@@ -25,8 +25,8 @@ from specdec.arguments import check_integer, check_number
 from specdec.drafters.head.config import check_fields, refuse
 from specdec.drafters.head.rotary import cosines_and_sines
 from specdec.kernels import CAUSAL, AttentionOptions
-from specdec.target.attention import attend
-from specdec.target.cache import KeyValueShape, Window
+from specdec.targets.attention import attend
+from specdec.targets.cache import KeyValueShape, Window
 
 Attend = Callable[..., Tensor]
 """(index of the layer, queries `[B, Hq, N, D]`, keys and values `[B, Hkv, R + N, D]`) -> `[B, Hq,

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import shown
 from specdec.drafters.head.config import HeadConfig
-from specdec.target import Target
-from specdec.target.wrappers import unwrap
+from specdec.targets import Target
+from specdec.targets.wrappers import unwrap
 
 
 def model_of(target: PreTrainedModel | Target) -> PreTrainedModel:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from specdec.drafters.head.layers import Attend
 from specdec.kernels import CAUSAL, AttentionOptions
-from specdec.target.attention import attend
-from specdec.target.cache import SlotCache
+from specdec.targets.attention import attend
+from specdec.targets.cache import SlotCache
 from specdec.types import Context
 
 

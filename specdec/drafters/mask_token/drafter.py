@@ -22,7 +22,7 @@ from specdec.drafters.mask_token.window import MaskWindow, WindowSpec, expand_wi
 from specdec.drafters.proposal import Kind
 from specdec.drafters.tree import Tree, TreePass, TreePlan
 from specdec.samplers.noise import Drawing
-from specdec.target import Target
+from specdec.targets import Target
 from specdec.types import Context, Draft
 
 

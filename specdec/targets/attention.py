@@ -1,0 +1,328 @@
+"""The attention functions that HF models call while they run over a `SlotCache`.
+
+HF looks a function up by name (`transformers.AttentionInterface`), and builds no mask for a name
+that has no mask function; the window of the current forward arrives as the keyword `slot_window`.
+
+Which layer has which sliding window is learned once, when a model is wrapped: under the name
+`PROBE` HF does build masks, and what it hands out is the description of each (`HFMask`).
+
+Legend: B rows, N tokens of a window, n queries (the last of the N), W slots attended over.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from specdec.kernels import AttentionOptions, attends_raggedly, ragged_attention
+from specdec.targets.cache import Chunk, Window
+from specdec.targets.features import Queries
+
+ATTENTION = "specdec_slots"
+"""The name under which models run."""
+PROBE = "specdec_probe"
+"""The name under which masks are probed."""
+
+
+def slot_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    slot_window: Window | None = None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Attention of a window of queries over the slots of its rows, as HF modules call it: with
+    their `layer_idx`, their words for `AttentionOptions` (`s_aux` are sinks), the window of the
+    current forward, and no mask. Returns what `attend` does, and `None` for attention weights.
+    Queries that are wanted as features are noted in the window.
+
+    Raises:
+        ValueError: the model brings a mask of its own, or drops the window on the way.
+    """
+    if slot_window is None or attention_mask is not None:
+        _refuse(module, attention_mask)
+    window = slot_window.layer_windows.get(module.layer_idx)
+    if getattr(module, "tempers_queries", False):
+        query = _tempered(module, query, slot_window)
+    if (name := Queries(module.layer_idx)) in slot_window.feature_layers:
+        scaled = query * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        slot_window.features[name] = scaled.transpose(1, 2).flatten(2)
+    options = AttentionOptions(scaling, softcap, s_aux, window)
+    return attend(slot_window, query, key, value, options), None
+
+
+def _tempered(module: torch.nn.Module, query: Tensor, window: Window) -> Tensor:
+    """Queries times the temperature of their positions, as Llama 4 has it; HF counts positions from
+    one length of all rows, so in views it leaves the temperature out.
+    """
+    steps = torch.floor((window.text_positions.to(query.device).float() + 1.0) / module.floor_scale)
+    scales = torch.log1p(steps) * module.attn_scale + 1.0
+    return (query * scales[:, None, :, None]).to(query.dtype)
+
+
+def attend(
+    window: Window, query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
+) -> Tensor:
+    """Attention of a window over slots: on a GPU, where the queries are few, by a kernel that reads
+    each row's filled slots; else with a dense mask.
+
+    Args:
+        window: whose last N tokens the queries are of.
+        query: `[B, Hq, N, D]`.
+        keys: `[B, Hkv, S', D]`, slots of the cache.
+        values: `[B, Hkv, S', Dv]`.
+        options: how scores become weights, and the layer's sliding window or `Chunk`.
+
+    Returns:
+        `[B, N, Hq, Dv]`.
+    """
+    num_queries = query.shape[2]
+    if window.slots.device != query.device:
+        window = window.on(query.device)
+    if window.has_kernels and _attends_raggedly(window, query, keys):
+        slots = window.slots[:, -num_queries:].expand(len(query), -1)
+        visible = own_visible(window, num_queries, options.sliding_window, options.is_causal)
+        positions = None if options.sliding_window is None else window.positions
+        if positions is not None:
+            positions = positions[:, -num_queries:].expand(len(query), -1)
+        if isinstance(chunk := options.sliding_window, Chunk):  # what its last position sees behind
+            positions = first_seen(slots if positions is None else positions, chunk)
+            positions = positions + chunk.size - 1
+            options = options._replace(sliding_window=chunk.size)
+        options = options._replace(window_visible=visible, positions=positions)
+        return ragged_attention(query, keys, values, slots, options)
+    scale, softcap, sinks, sliding_window, *_, is_causal = options
+    mask = window_mask(window, num_queries, query.dtype, sliding_window, is_causal)
+    if softcap is None and sinks is None:
+        is_grouped = query.shape[1] != keys.shape[1]
+        out = F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, scale=scale, enable_gqa=is_grouped
+        )
+        return out.transpose(1, 2)
+
+    groups = query.shape[1] // keys.shape[1]
+    keys, values = (x.repeat_interleave(groups, dim=1) for x in (keys, values))
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ keys.transpose(-1, -2) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores + mask  # [B, Hq, N, S']
+    if sinks is not None:
+        sinks = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    wide = torch.promote_types(torch.float32, query.dtype)
+    weights = torch.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
+    return (weights[..., : values.shape[2]] @ values).transpose(1, 2)
+
+
+def _attends_raggedly(window: Window, query: Tensor, keys: Tensor) -> bool:
+    has_mask = window.visible is not None or window.positions is not None
+    return attends_raggedly(query, keys, has_window_mask=has_mask)
+
+
+def first_seen(queries: Tensor, sliding_window: int | Chunk) -> Tensor:
+    """The first position that queries at given positions see."""
+    if isinstance(sliding_window, Chunk):
+        return queries - queries % sliding_window.size
+    return queries - sliding_window + 1
+
+
+def sees(queries: Tensor, keys: Tensor, sliding_window: int | Chunk | None = None) -> Tensor:
+    """Whether tokens see others: themselves and those before them, `sliding_window` in all, or
+    those of their `Chunk`.
+
+    Args:
+        queries: int64 positions.
+        keys: the same, of a shape that broadcasts against it.
+        sliding_window: `None` for full attention.
+
+    Example:
+        >>> sees(torch.tensor([[0], [3]]), torch.arange(5), 2).long()
+        tensor([[1, 0, 0, 0, 0],
+                [0, 0, 1, 1, 0]])
+    """
+    seen = keys <= queries
+    return seen if sliding_window is None else seen & (keys >= first_seen(queries, sliding_window))
+
+
+def window_mask(
+    window: Window,
+    num_queries: int,
+    dtype: torch.dtype,
+    sliding_window: int | Chunk | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """The additive mask of a window's last n tokens, made once for all layers that share it.
+
+    A token to forget sees what the last slot sees, since a row without any key would be NaN.
+
+    Args:
+        window: on the device of the mask.
+        num_queries: n.
+        dtype: of the mask, that of the queries.
+        sliding_window: of the layer, in positions, or its `Chunk`; `None` for full attention.
+        is_causal: of the layer, whatever `window.visible` says.
+
+    Returns:
+        `[B, 1, n, W]`, contiguous: 0 where visible and -inf elsewhere.
+
+    Example:
+        >>> window_mask(Window(torch.tensor([[1, 2]]), 4), 2, torch.float32)
+        tensor([[[[0., 0., -inf, -inf],
+                  [0., 0., 0., -inf]]]])
+    """
+    key = num_queries, dtype, sliding_window, is_causal
+    if key not in window.masks:
+        slots, device = window.slots[:, -num_queries:], window.slots.device
+        attended = torch.arange(window.num_attended, device=device)
+        queries = slots.clamp(max=window.num_attended - 1)[..., None]
+        seen = sees(queries, attended, sliding_window)
+        own = own_visible(window, num_queries, sliding_window, is_causal)
+        if own is not None:
+            seen = _visible_slots(window, slots, queries, attended, sliding_window, own)
+        hidden = torch.full(
+            (len(slots), 1, *seen.shape[1:]), -torch.inf, dtype=dtype, device=device
+        )
+        window.masks[key] = hidden.masked_fill_(seen[:, None], 0)
+    return window.masks[key]
+
+
+def own_visible(
+    window: Window, num_queries: int, sliding_window: int | Chunk | None, is_causal: bool = False
+) -> Tensor | None:
+    """`[B, n, m]`: which of the last m slots a window's last n tokens see, as `ragged_attention`
+    takes it; `None` for a chain. A sliding window hides slots of this window only. A causal layer
+    sees what a chain does.
+    """
+    if window.positions is None and (window.visible is None or is_causal):
+        return None
+    slots = window.slots[:, -num_queries:]
+    order = torch.arange(num_queries, device=slots.device)
+    is_chain = window.visible is None or is_causal
+    visible = (order <= order[:, None])[None] if is_chain else window.visible
+    visible = visible.expand(len(slots), num_queries, -1)
+    if sliding_window is None:
+        return visible
+    queries, keys = slots, slots.amin(dim=1, keepdim=True) + order
+    if window.positions is not None:
+        queries = keys = window.positions[:, -num_queries:]
+    near = keys[:, None] >= first_seen(queries, sliding_window)[..., None]
+    earlier = visible.shape[2] - num_queries
+    return torch.cat([visible[..., :earlier], visible[..., earlier:] & near], dim=2)
+
+
+def _visible_slots(
+    window: Window,
+    slots: Tensor,
+    queries: Tensor,
+    attended: Tensor,
+    sliding_window: int | Chunk | None,
+    own: Tensor,
+) -> Tensor:
+    """`[B, n, W]` bool: what queries at slots `[B, n]` see, of `own_visible` slots and others."""
+    num_queries, seen = slots.shape[1], attended <= queries
+    if sliding_window is not None:
+        at = queries if window.positions is None else window.positions[:, -num_queries:, None]
+        # Before a window, position and slot are one.
+        seen = seen & (attended >= first_seen(at, sliding_window))
+    count = own.shape[2]
+    offsets = attended - slots.amin(dim=1, keepdim=True) + count - num_queries  # [B, W]
+    index = offsets.clamp(0, count - 1)[:, None].expand(-1, num_queries, -1)
+    own = own.gather(2, index)
+    return torch.where(((offsets >= 0) & (offsets < count))[:, None], own, seen)
+
+
+def _refuse(module: torch.nn.Module, attention_mask: Tensor | None) -> None:
+    name = type(module).__name__
+    if attention_mask is not None:
+        raise ValueError(f"{name} built an attention mask that specdec's cache cannot honour")
+    raise ValueError(
+        f"{name} ran attention {ATTENTION!r} without the window that specdec passes with it"
+    )
+
+
+class HFMask:
+    """Stands for a mask that HF builds, on its way to the layers that use it: its own predicate
+    (row, head, query, key), and what HF's `local_size` (`None` for full attention) may stand for.
+    """
+
+    def __init__(self, local_size: int | None, visible: Callable):
+        self.windows = (None,) if local_size is None else (local_size, Chunk(local_size))
+        self.visible = visible
+
+    def __getitem__(self, index) -> "HFMask":
+        """Models may cut a mask to the number of keys; it stays what it is."""
+        return self
+
+    def is_causal_within(self, window: int | Chunk | None, device: torch.device | None) -> bool:
+        """Whether HF's predicate is the one of a window; on the layer's device, since HF's holds
+        tensors.
+        """
+        size = window.size if isinstance(window, Chunk) else window or 3
+        # All of a short text; near each end of the window, and near powers of two in a long one.
+        places = 0, size, 2 * size, *(2**i for i in range(8, 16))
+        samples = {*range(128), *(p + d for p in places for d in (-2, -1, 0, 1, 2, 3))}
+        positions = torch.tensor(sorted(p for p in samples if p >= 0), device=device)
+        queries, keys = positions[:, None], positions
+        theirs = torch.as_tensor(self.visible(0, 0, queries, keys), device=device)
+        theirs = theirs.expand(len(positions), -1)
+        return bool((theirs == sees(queries, keys, window)).all())
+
+
+class LearnedLayer(NamedTuple):
+    """What `probe_attention` saw of one layer."""
+
+    mask: HFMask | None
+    module: torch.nn.Module
+    has_softcap: bool
+
+
+def probe_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: HFMask | None,
+    *,
+    slot_window: Callable[[int, LearnedLayer], None] | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Calls `slot_window` with the index of a layer and the mask that it attends by: what HF built
+    through `_describe_mask`, or the layer's own `sliding_window` where HF built none. Its output
+    `[B, N, Hq, Dv]` is zero.
+
+    Raises:
+        ValueError: the model drops `slot_window` on the way, or brings a mask of its own.
+    """
+    if slot_window is None:
+        _refuse(module, None)
+    if not isinstance(attention_mask, HFMask | None):
+        _refuse(module, attention_mask)
+    mask = attention_mask
+    if mask is None and sliding_window is not None:
+        mask = HFMask(sliding_window, lambda row, head, q, k: sees(q, k, sliding_window))
+    slot_window(module.layer_idx, LearnedLayer(mask, module, softcap is not None))
+    rows, heads, count, _ = query.shape
+    return query.new_zeros(rows, count, heads, value.shape[-1]), None
+
+
+def _describe_mask(
+    *args, mask_function: Callable, local_size: int | None = None, **kwargs
+) -> HFMask:
+    return HFMask(local_size, mask_function)
+
+
+AttentionInterface.register(ATTENTION, slot_attention)
+AttentionInterface.register(PROBE, probe_attention)
+AttentionMaskInterface.register(PROBE, _describe_mask)

@@ -1,0 +1,314 @@
+"""`find_route`: how a model is run over slots, found by trying.
+
+HF is asked for the mask and the shapes of each layer, or shows them in its own cache. What is found
+is believed after the self-test; what is chosen for speed and does not pass is given up, and says
+so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+from transformers import AttentionInterface, DynamicCache, PreTrainedModel
+
+from specdec.hf import (
+    IGNORED_ATTRIBUTES,
+    WINDOWED_LAYERS,
+    cache_argument,
+    cause_of_refusal,
+    code_of,
+    device_of,
+    foreign_attention,
+    foreign_masks,
+    has_own_code,
+    newer_than_tried,
+    position_limit,
+)
+from specdec.targets.attention import ATTENTION, PROBE, LearnedLayer
+from specdec.targets.cache import Chunk, KeyValueShape
+from specdec.targets.experts import step_experts
+from specdec.targets.fusion import Fusion, note_on_weights
+from specdec.targets.joint import separate_weights, siblings
+from specdec.targets.memory import MixerPlan
+from specdec.targets.mixers import WatchedCache, closing_gates
+from specdec.targets.route import Choices, Route
+from specdec.targets.self_test import compare
+from specdec.targets.views import open_view
+from specdec.targets.witness import (
+    PlainForwardError,
+    Reading,
+    is_same_reading,
+    read_little,
+    trial_texts,
+)
+from specdec.targets.wrappers import (
+    copied_values,
+    refuse_joint_quantisation,
+    remark_on_hooks,
+    replaced_forwards,
+    structure,
+)
+
+_KNOWN: WeakKeyDictionary[PreTrainedModel, dict[bool, tuple]] = WeakKeyDictionary()
+"""Of each model that was tried: (description, route), without and with `fuse`."""
+
+
+def find_route(model: PreTrainedModel, *, fuse: bool = False, num_tokens: int = 0) -> Route:
+    """The first way of running a model that reproduces its own plain forward, with all that makes
+    it faster and does not break it. The same route as before, if nothing has changed since that
+    decides the result.
+
+    Args:
+        model: an HF causal LM without wrappers.
+        fuse: join products and compile pointwise work; see `Target`.
+        num_tokens: of the longest text to come. Where somebody's own code runs in the model, texts
+            of so many tokens and some more are tried.
+
+    Raises:
+        PlainForwardError: the model is loaded so that its plain forward leaves out a part of it.
+        ValueError: none does; the message says what each of them ran into. Or quantised layers
+            read tokens jointly.
+    """
+    limit, now = position_limit(model.config.get_text_config()), description(model)
+    length = length_to_try(num_tokens, limit) if has_own_code(model) else 0
+    before, route = _KNOWN.get(model, {}).get(fuse, (None, None))
+    if before == now and length <= route.num_tried:
+        joined = route.choices.joined
+        if not joined or joined == siblings(model)[0]:
+            return route
+    refuse_joint_quantisation(model)
+    choices, route = _fastest(model, fuse), None
+    while route is None:
+        try:
+            # Steps run in inference mode, and Dynamo would compile once more for another one.
+            with torch.inference_mode(choices.fusion is not None), torch.no_grad():
+                route = _passing(model, choices, length)
+        except ValueError as error:
+            given_up = choices
+            choices = _without_one(choices, error)
+            if choices is None:
+                raise
+            if given_up.joined and not choices.joined:
+                separate_weights(model, given_up.joined)
+    _KNOWN.setdefault(model, {})[fuse] = now, route
+    return route
+
+
+def _fastest(model: PreTrainedModel, fuse: bool) -> Choices:
+    """Everything that there is to choose."""
+    experts, note = step_experts(model)
+    notes = {} if note is None else {"experts": note}
+    if not fuse:
+        return Choices(experts, notes=notes | note_on_weights(model))
+    fusion, notes["fusion"] = Fusion.of(model)
+    joined, notes["joined"] = siblings(model)
+    return Choices(experts, fusion, joined, notes)
+
+
+def _without_one(choices: Choices, error: ValueError) -> Choices | None:
+    """What is left where choices failed the self-test; `None` if nothing was chosen."""
+    for name, remark in {
+        "fusion": "pointwise work is not fused: ",
+        "joined": "products are not joined: ",
+        "experts": f"experts are the model's own: with {choices.experts}, ",
+    }.items():
+        if getattr(choices, name):
+            notes = {**choices.notes, name: f"{remark}{error}"}
+            return replace(choices, notes=notes, **{name: getattr(Choices, name)})
+    return None
+
+
+FEW_TOKENS = 128
+"""Of the texts that are tried first where somebody's own code runs in a model."""
+
+
+def length_to_try(num_tokens: int, limit: int | None) -> int:
+    """Tokens of the texts that are tried for texts of so many, and drafts behind them, in a model
+    in which somebody's own code runs: it may act from some number of tokens on. Lengths double, so
+    that few are tried.
+    """
+    least = max(FEW_TOKENS, num_tokens + FEW_TOKENS // 2)
+    return min(1 << (least - 1).bit_length(), limit or least * 2)
+
+
+def _passing(model: PreTrainedModel, choices: Choices, length: int) -> Route:
+    """The first route that passes the self-test with these choices, over texts of this length."""
+    if foreign := foreign_masks(model):
+        raise ValueError(
+            f"{type(model).__name__} cannot be decoded over specdec's cache: its masks are made by "
+            f"{foreign}, which is none of transformers' and which specdec's masks would replace. "
+            "Use HF generate for this model, or an attention function that masks"
+        )
+    complaints, ways = [], (_through_attention_interface, _with_dense_mask)
+    if foreign := foreign_attention(model):  # which specdec's would silently stand in for
+        ways = (_with_dense_mask,)
+        complaints = [f"its attention function {foreign} is none of transformers'"]
+    for learn in ways:
+        try:
+            route = replace(learn(model), choices=choices, num_tried=length)
+            complaint, route = compare(model, route)
+        except PlainForwardError:
+            raise
+        except Exception as error:  # whatever a foreign model raises means: not this route
+            complaint = f"{type(error).__name__}: {error}"
+        if complaint is None:
+            return route
+        complaints.append(complaint)
+    replaced = [f"{name or 'the model'}.forward" for name in replaced_forwards(model)]
+    note = "; a function in the place of {} may call another model than a view of this one"
+    raise ValueError(
+        f"{type(model).__name__} cannot be decoded over specdec's cache{cause_of_refusal(model)} "
+        f"({'; then '.join(dict.fromkeys(complaints))})"
+        f"{note.format(replaced[0]) if replaced else ''}{remark_on_hooks(model)}"
+        f"{newer_than_tried()}. Use HF generate for this model"
+    )
+
+
+def _through_attention_interface(model: PreTrainedModel) -> Route:
+    """Asks HF for the mask of each layer."""
+    learned: dict[int, LearnedLayer] = {}
+    view = open_view(model, Route(PROBE))
+    # A function, since hooks of accelerate's hand copies of dictionaries on.
+    shapes, mixers = _stored(view, slot_window=learned.__setitem__)
+    windows: dict[int, int | Chunk | None] = {}
+    for layer, (mask, module, has_softcap) in learned.items():
+        if has_softcap and model.config.get_text_config()._attn_implementation == "sdpa":
+            raise PlainForwardError(
+                f"{type(model).__name__} caps its attention scores, which HF's sdpa leaves "
+                "out; load it with attn_implementation='eager'"
+            )
+        device = device_of(module)
+        found = (None,) if mask is None else mask.windows
+        fitting = [w for w in found if mask is None or mask.is_causal_within(w, device)]
+        if not fitting:
+            raise ValueError(
+                f"layer {layer} attends by a mask that is neither causal nor a sliding window nor "
+                "chunks"
+            )
+        windows[layer] = fitting[0]
+    for layer, kept in enumerate(DynamicCache(config=model.config.get_text_config()).layers):
+        if getattr(kept, "is_sliding", False) and windows.get(layer, 0) is None:
+            raise PlainForwardError(
+                f"{type(model).__name__} sees the whole text in layer {layer}, but HF's cache "
+                "forgets what lies before a sliding window, since its configuration names one: HF "
+                "generate and HF's forward write other texts. Set config.sliding_window = None"
+            )
+    for layer, kind in _windowed_layers(model).items():
+        if windows.get(layer) is None:
+            raise ValueError(f"layer {layer} is {kind} but has no {WINDOWED_LAYERS[kind]}")
+    modules = {id(module) for _, module, _ in learned.values()}
+    names = tuple(name for name, module in view.named_modules() if id(module) in modules)
+    route = Route(ATTENTION, windows, shapes, names, mixers)
+    return replace(route, mixers=closing_gates(model, route))
+
+
+def _with_dense_mask(model: PreTrainedModel) -> Route:
+    """For models that never call the interface."""
+    config, sizes = model.config.get_text_config(), ("sliding_window", "attention_chunk_size")
+    if _windowed_layers(model) or any(getattr(config, size, None) for size in sizes):
+        raise ValueError("one dense mask cannot hold the windows of some layers")
+    shapes, mixers = _stored(open_view(model, Route()))
+    route = Route(shapes=shapes, mixers=mixers)
+    return replace(route, mixers=closing_gates(model, route))
+
+
+def _stored(
+    view: PreTrainedModel, **options: object
+) -> tuple[dict[int, KeyValueShape], dict[str, MixerPlan]]:
+    """What the layers of a view store of a token, and what its mixers keep, seen in HF's own cache
+    after a forward.
+    """
+    kinds = set(getattr(view.config.get_text_config(), "layer_types", None) or ())
+    is_stateful = getattr(view, "_is_stateful", False)
+    is_recurrent = is_stateful or not kinds <= {"full_attention", *WINDOWED_LAYERS}
+    cache = WatchedCache(view) if is_recurrent else DynamicCache()
+    options[cache_argument(view)] = cache
+    view(input_ids=trial_texts(view, 2), use_cache=True, **options)
+    mixers = cache.mixers() if is_recurrent else {}
+    if is_recurrent and not mixers:
+        raise ValueError("its recurrent state does not go through HF's cache")
+    shapes = {
+        index: KeyValueShape(
+            *(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]),
+            *(torch.promote_types(layer.keys.dtype, layer.values.dtype), layer.keys.device),
+        )
+        for index, layer in enumerate(cache.layers)
+        if getattr(layer, "keys", None) is not None
+    }
+    return shapes, mixers
+
+
+def _windowed_layers(model: PreTrainedModel) -> dict[int, str]:
+    """Layers of which the configuration declares that they do not see the whole text, by kind."""
+    layer_types = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    return {i: kind for i, kind in enumerate(layer_types) if kind in WINDOWED_LAYERS}
+
+
+def description(model: PreTrainedModel) -> tuple:
+    """What decides the result of the self-test, to be compared with that of another moment: the
+    modules with their settings, hooks and forwards, the configurations, functions that are looked
+    up by name, adapters, the data type, device and shape of every tensor, and what somebody's own
+    code makes of a few tokens. Values of weights decide nothing, since rounding is measured
+    relative to them. Modules and hooks are referred to weakly, so that a
+    description keeps no model alive.
+    """
+    modules = [(ref(m), *_settings(m)) for m in model.modules()]
+    configs = {id(m.config): m.config for m in model.modules() if "config" in vars(m)}
+    values = {number: copied_values(config) for number, config in configs.items()}
+    functions = [*code_of(model), AttentionInterface._global_mapping[ATTENTION]]
+    everywhere = *_global_forward_hooks.values(), *_global_forward_pre_hooks.values()
+    code = [*map(_weakly, (*functions, *everywhere))]
+    read = _Reading(read_little(model)) if has_own_code(model) else None
+    tensors = [(t.dtype, t.device, t.shape) for t in (*model.parameters(), *model.buffers())]
+    return modules, values, code, structure(model)[1], tensors, read
+
+
+def _settings(module: nn.Module) -> tuple[dict, list]:
+    """Plain values and tensors among a module's attributes; and its class, with its forward, its
+    hooks and a forward in the place of it.
+    """
+    values, code = {}, [type(module), type(module).forward]
+    for name, value in vars(module).items():
+        if name in IGNORED_ATTRIBUTES:
+            continue
+        if isinstance(value, bool | int | float | str | None):
+            values[name] = value
+        elif isinstance(value, Tensor):
+            values[name] = _Same(value)
+        elif callable(value) and not isinstance(value, nn.Module):
+            code.append(_weakly(value))
+        elif "_hooks" in name and isinstance(value, dict):
+            code += map(_weakly, value.values())
+    return values, code
+
+
+@dataclass
+class _Same:
+    """Compares tensors as objects."""
+
+    tensor: Tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.tensor is self.tensor
+
+
+@dataclass(eq=False)
+class _Reading:
+    """Compares what was read up to rounding."""
+
+    read: Reading
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Reading) and is_same_reading(self.read, other.read)
+
+
+def _weakly(value: object) -> object:
+    """A reference that compares as the value itself; a strong one where no other is possible."""
+    try:
+        return ref(value)
+    except TypeError:
+        return value

@@ -1,0 +1,63 @@
+"""`Route`: how a model is run over slots. It is found by trying (discovery.py), and private views
+of the model are opened by it (views.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from specdec.targets.cache import Chunk, KeyValueShape
+from specdec.targets.fusion import Fusion
+from specdec.targets.joint import Group
+from specdec.targets.memory import MixerPlan
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """What is done for speed; by default nothing.
+
+    Args:
+        experts: the implementation of experts inside a step; `None` for the model's own.
+        fusion: what compiles pointwise work.
+        joined: linear layers that are one product.
+        notes: a sentence on each choice that there was, also on those that were given up.
+    """
+
+    experts: str | None = None
+    fusion: Fusion | None = None
+    joined: tuple[Group, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """How a model is run over slots; by default as it is. Routes are compared by identity.
+
+    Args:
+        attention: name of the attention function; `None` for the model's own, and for a dense mask.
+        layer_windows: of each attention layer, `None` for full attention.
+        shapes: what each layer stores of a token.
+        attention_modules: names of the modules that call the attention function.
+        mixers: recurrent ones, by name.
+        returns_tuples: decoder layers return their hidden states inside of a tuple.
+        fault_of_trees: what the model does wrong in the window of a tree, `None` for nothing.
+        choices: what is done for speed.
+        num_tried: tokens of the texts that the self-test has read where somebody's own code runs in
+            the model; 0 where none does, which may act from some number of tokens on.
+    """
+
+    attention: str | None = None
+    layer_windows: Mapping[int, int | Chunk | None] = field(default_factory=dict)
+    shapes: Mapping[int, KeyValueShape] = field(default_factory=dict)
+    attention_modules: tuple[str, ...] = ()
+    mixers: Mapping[str, MixerPlan] = field(default_factory=dict)
+    returns_tuples: bool = False
+    fault_of_trees: str | None = None
+    choices: Choices = Choices()
+    num_tried: int = 0
+
+    @property
+    def compared_modules(self) -> tuple[str, ...]:
+        """Modules whose output, before the residual stream is added, is compared too."""
+        return *self.attention_modules, *self.mixers

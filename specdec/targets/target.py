@@ -1,0 +1,440 @@
+"""`SlotModel`: an unmodified HF causal LM run over a `SlotCache`. `Target` is the one whose
+distribution the output must have; a drafter that is itself an HF model is the other use.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from specdec.arguments import check_choice, check_integer
+from specdec.graphs.tree import weight_addresses
+from specdec.hf import device_of, position_limit
+from specdec.targets.adapters import adapter_indices
+from specdec.targets.cache import Chunk, SlotCache, check_room
+from specdec.targets.discovery import find_route, length_to_try
+from specdec.targets.features import FeatureLayer, Queries, check_layers
+from specdec.targets.route import Route
+from specdec.targets.views import Views, forward, open_views
+from specdec.targets.wrappers import (
+    Surface,
+    hooks_of,
+    refuse_adapters_by_row,
+    refuse_training,
+    refuse_unsupported,
+    structure,
+    unwrap,
+)
+from specdec.types import Draft, TargetOutput
+
+MAX_VOCAB_PADDING = 1024
+"""Vocabularies that share a tokenizer differ by the padding of their embedding tables, at most by
+this, and at most by an eighth of the larger one.
+"""
+
+
+class SlotModel:
+    """Runs windows of tokens of an HF causal LM at given slots, each row with a length of its own.
+
+    Args:
+        model: a decoder-only `PreTrainedModel` with full, sliding-window or chunked attention, or
+            recurrent layers, in eval mode.
+        fuse: join products and compile pointwise work; see `Target`.
+
+    Attributes:
+        model: the HF model, without wrappers.
+        route: how it is run, as its self-test found it: another object after each self-test.
+        vocab_size: V of the logits.
+        max_positions: longest sequence that the model has positions for; `None` for no limit.
+        feature_layers: boundaries `0..L` or `"final"`, the hidden states that `forward` returns.
+        layers: decoder layers that run, by index; `None` for all.
+        hooks: dictionaries of hooks that were not empty when the model was tried, and copies.
+        num_handles: how many hooks torch had registered in this process then: where there were none
+            in the model and this number is the same, there are none now.
+
+    Raises:
+        TypeError: not an HF model.
+        ValueError: a model that cannot be decoded this way (a state outside of HF's
+            cache, encoder-decoder, training mode, or one whose windowed forward does not reproduce
+            its plain forward), with what to do instead.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, fuse: bool = False):
+        self.model, self._fuse = unwrap(model), fuse
+        self.feature_layers: tuple[FeatureLayer, ...] = ()
+        self.layers: tuple[int, ...] | None = None
+        self.refresh()
+
+    def refresh(self, *, num_tokens: int = 0) -> None:
+        """Reads the model as it is now, self-test included: where weights were replaced, moved or
+        cast, modules replaced, adapters switched or merged. Values that change in place need none.
+
+        Args:
+            num_tokens: of the longest text to come; see `find_route`.
+
+        Raises:
+            ValueError: the model can no longer be decoded. Nothing has been changed then.
+        """
+        model = self.model
+        refuse_unsupported(model)
+        refuse_training(model)
+        is_offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
+        if self.device.type == "meta" or (model.device.type == "meta" and not is_offloaded):
+            raise ValueError(
+                f"{type(model).__name__} is on the meta device and has no weights; load it, or "
+                "offload it by accelerate, whose hooks bring the weights in"
+            )
+        route = find_route(model, fuse=self._fuse, num_tokens=num_tokens)
+        self.config = model.config.get_text_config()
+        self.vocab_size: int = self.config.vocab_size
+        self.max_positions = position_limit(self.config)
+        self._structure, self._surface = structure(model), Surface(model)
+        self.num_handles, self.hooks = RemovableHandle.next_id, hooks_of(model)
+        self._dtype = model.dtype
+        self.route: Route = route
+        if vars(self).pop("_views", None):
+            _ = self._views
+
+    @cached_property
+    def _views(self) -> Views:
+        """Opened with the first cache: later may be inside of a guard or a capture."""
+        return open_views(self.model, self.route, self.feature_layers, self.layers)
+
+    @property
+    def is_fused(self) -> bool:
+        """Pointwise work is compiled."""
+        return self.route.choices.fusion is not None
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Some of its layers keep a state that cannot be shortened; see `Memory`."""
+        return bool(self.route.mixers)
+
+    @property
+    def why_reading_waits(self) -> str | None:
+        """Why a forward of a prompt chunk makes the host wait; `None` if it does not."""
+        has_own = self.route.choices.experts is not None
+        return "the experts' own code waits for the device" if has_own else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was chosen for this model, and why, where there was a choice."""
+        return tuple(self.route.choices.notes.values())
+
+    def __getstate__(self) -> dict:
+        left_out = "_views", "_surface", "hooks"
+        return {name: value for name, value in vars(self).items() if name not in left_out}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(
+            state, _surface=None, hooks=[]
+        )  # a copied function still calls the first model
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens go in: device of the embeddings, or where they are brought if offloaded."""
+        return device_of(self.model.get_input_embeddings())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the weights."""
+        return self.model.dtype
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers L."""
+        return self.config.num_hidden_layers
+
+    def check_unchanged(
+        self,
+        advice: str = "call generator.refresh(), or build the generator again",
+        *,
+        num_tokens: int = 0,
+    ) -> None:
+        """Raises `ValueError`, with what to do, if the model has other modules, another vocabulary,
+        data type or mode than when it was wrapped, or would run under autocast.
+
+        What else was changed meanwhile is followed, and the model tried once more: hooks, forwards
+        that trainers and `torch.compile` replace, attributes, configurations, functions that are
+        looked up by name. Where somebody's own code runs in the model, a few tokens are read by it,
+        and longer texts tried before longer ones come.
+
+        Args:
+            advice: what to do about a change that is refused.
+            num_tokens: of the longest text to come.
+        """
+        name, views = type(self.model).__name__, vars(self).get("_views")
+        (modules, adapters), (old_modules, old_adapters) = structure(self.model), self._structure
+        layers, places = views.joined if views else ((), ())
+        change = None
+        if self.model.dtype != self._dtype:
+            change = f"was {self._dtype} when specdec wrapped it and is {self.model.dtype} now"
+        elif modules != old_modules or self.config.vocab_size != self.vocab_size:
+            change = "was edited after specdec wrapped it (a module replaced, added or resized)"
+        elif adapters != old_adapters:
+            change = "had its adapters switched, scaled or merged after specdec wrapped it"
+        elif weight_addresses(*layers) != places:
+            change = "had weights replaced or moved after specdec joined their products"
+        if change:
+            raise ValueError(f"{name} {change}; {advice}")
+        if torch.is_autocast_enabled(self.device.type):
+            raise ValueError(
+                "generation does not run under torch.autocast, which changes data types inside the "
+                "model; load it in the data type that you want and leave the autocast block"
+            )
+        refuse_training(self.model)
+        refuse_adapters_by_row(modules)
+        tried = self.route.num_tried
+        is_long = 0 < tried < length_to_try(num_tokens, self.max_positions)
+        if self._surface is None or is_long or self._surface.has_changed(self.model):
+            self.refresh(num_tokens=max(num_tokens, tried // 2))
+
+    def has_other_hooks(self) -> bool:
+        """Whether hooks were registered or removed since the model was tried."""
+        count = RemovableHandle.next_id
+        if hooks_of(self.model) != self.hooks:
+            return True
+        self.num_handles = count  # others' hooks need not be looked at again
+        return False
+
+    def check_trees(self) -> None:
+        """Raises `ValueError` for a model that takes chains only, since its forward over a tree is
+        not the plain forward of each path.
+        """
+        if fault := self.route.fault_of_trees:
+            raise ValueError(
+                f"{type(self.model).__name__} cannot read the window of a tree ({fault}); use a "
+                "drafter of chains (tree=None)"
+            )
+
+    def check_reads_ahead(self) -> None:
+        """Raises `ValueError` for a model that cannot be run behind the text for a drafter, since
+        some of its layers keep a state that every token changes.
+        """
+        if self.is_recurrent:
+            names = ", ".join(list(self.route.mixers)[:3])
+            raise ValueError(
+                f"{type(self.model).__name__} keeps a recurrent state ({names}), which no drafter "
+                "can read ahead from; use a drafter with reads_target = False"
+            )
+
+    def init_cache(
+        self,
+        batch_size: int,
+        num_slots: int,
+        *,
+        max_window: int = 16,
+        extra_slots: int | None = None,
+    ) -> SlotCache:
+        """Storage for rows of at most `num_slots` tokens; see `check_room`. Recurrent layers keep a
+        window of at most `max_window` tokens. `extra_slots` as of `SlotCache`.
+        """
+        check_integer("batch_size", batch_size, 1)
+        check_integer("num_slots", num_slots, 1)
+        check_integer("max_window", max_window, 1)
+        self.check_room(batch_size, num_slots, max_window=max_window)
+        _ = self._views
+        options = {"mixers": self.route.mixers, "max_window": max_window}
+        return SlotCache(
+            batch_size, num_slots, self.route.shapes, extra_slots=extra_slots, **options
+        )
+
+    def check_room(self, batch_size: int, num_slots: int, *, max_window: int = 1) -> None:
+        """Raises `ValueError` for a cache that no device here can hold."""
+        options = {"mixers": self.route.mixers, "max_window": max_window}
+        check_room(batch_size, num_slots, self.route.shapes, **options)
+
+    def forward(
+        self, tokens: Tensor, cache: SlotCache, slots: Tensor, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits and features of a window; see `views.forward`."""
+        return forward(self._views, tokens, cache, slots, **options)
+
+
+class Target(SlotModel):
+    """Wraps an unmodified HF causal LM for prefill and verification.
+
+    A target holds no state of a generation: the rows' keys and values live in the `SlotCache` that
+    is passed in, and their lengths with the caller, so one target serves any number of generations
+    at a time, in any number of threads.
+
+    Args:
+        model: a decoder-only HF model in eval mode.
+        feature_layers: which hidden states to return as features: boundary `b` is the residual
+            stream after b decoder layers (0: embeddings), `"final"` the state after the final norm.
+            Normally set by the drafter's needs.
+        fuse: all that makes a step faster and changes no more than rounding. Products of q, k, v
+            and of gate, up become one product each: their parameters, still the model's own, become
+            views of one buffer each. The small work between products (norms, rotary embeddings,
+            gated activations) is compiled with Inductor, which takes some seconds at first, and
+            int8 and float8 weights of torchao's are multiplied as they are. The self-test holds
+            all to its limits, and `notes` says what was done and what was not.
+
+    Raises:
+        TypeError: `model` is not an HF model.
+        ValueError: the model cannot be decoded this way, or a feature layer does not exist.
+
+    Example:
+        >>> from specdec import Target, zoo
+        >>> from specdec.types import Draft
+        >>> target = Target(zoo.load_target())
+        >>> cache, text = target.init_cache(batch_size=1, num_slots=32), torch.tensor([[5, 6, 7]])
+        >>> target.prefill(cache, text, torch.tensor([2]), offset=0)
+        >>> nothing = Draft(text[:, :0])
+        >>> out = target.verify(cache, torch.tensor([2]), text[:, 2], nothing)
+        >>> out.logits.shape
+        torch.Size([1, 1, 2048])
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        feature_layers: tuple[FeatureLayer, ...] = (),
+        fuse: bool = False,
+    ):
+        super().__init__(model, fuse=check_choice("fuse", fuse, (True, False)))
+        self.feature_layers = check_layers(feature_layers, self.num_layers)
+
+    def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> Target:
+        """A target over the same model that returns the given features.
+
+        Raises:
+            ValueError: a feature layer does not exist.
+        """
+        other = copy.copy(self)
+        other.feature_layers = check_layers(feature_layers, self.num_layers)
+        return other
+
+    def part(self, layers: Sequence[int]) -> Target:
+        """A target that runs some of the decoder layers, then the final norm and the vocabulary
+        head, over the same cache: what a drafter runs behind the text.
+
+        Args:
+            layers: indices of those that run; a layer left out hands on what it was given.
+
+        Raises:
+            ValueError: a layer that does not exist.
+        """
+        for layer in layers:
+            check_integer("layers", layer, 0, self.num_layers - 1)
+        other = copy.copy(self)
+        other.layers = tuple(layers)
+        _ = other._views  # no cache is asked of a part, and a step is no time to open them
+        return other
+
+    @property
+    def row_inputs(self) -> tuple[str, ...]:
+        """Names of what a call may bring for each row; `"adapter"` where PEFT has layers in it."""
+        return ("position_offset", "adapter") if self._structure[1] else ("position_offset",)
+
+    @torch.inference_mode()
+    def adapter_indices(self, names: Sequence[str]) -> list[int]:
+        """Numbers of the rows' adapters, for `verify`, from PEFT's names, `"__base__"` for none.
+
+        Raises:
+            TypeError: not a sequence of names.
+            ValueError: no such adapter, or layers that cannot have one for each row: others than
+                plain LoRA, or such that do not get the tokens by rows, as a forward shows.
+        """
+        found = adapter_indices(self.model, names)
+        rows = torch.zeros(3, dtype=torch.long, device=self.device)
+        cache, draft = self.init_cache(3, 2), Draft(rows[:, None])
+        self.verify(cache, rows, rows, draft, adapter=rows)
+        return found
+
+    @property
+    def layer_windows(self) -> Mapping[int, int | Chunk | None]:
+        """Sliding window of each attention layer, in positions, or its `Chunk`; `None` for full
+        attention.
+        """
+        return self.route.layer_windows
+
+    @property
+    def feature_width(self) -> int:
+        """Width F of the features, 0 when there are none."""
+        return sum(self.feature_widths(self.feature_layers))
+
+    def feature_widths(self, layers: Sequence[FeatureLayer]) -> list[int]:
+        """Width of each of these features."""
+        return [
+            self.config.num_attention_heads * self.route.shapes[layer.layer].key_width
+            if isinstance(layer, Queries)
+            else self.config.hidden_size
+            for layer in layers
+        ]
+
+    def prefill(
+        self,
+        cache: SlotCache,
+        tokens: Tensor,
+        lengths: Tensor,
+        *,
+        offset: int | Tensor,
+        **row_inputs: Tensor,
+    ) -> Tensor | None:
+        """Reads one chunk of the prompts; rows shorter than the chunk write nothing.
+
+        No logits come back: the last prompt token is left to the first `verify`, so the first
+        generated token is produced exactly as every other one.
+
+        Args:
+            cache: rows to extend.
+            tokens: `[B, C]` prompt tokens of positions `offset..offset + C - 1`.
+            lengths: `[B]` how many tokens of each prompt to read in all; positions at or beyond it
+                are skipped.
+            offset: position of the chunk's first token; a tensor `[]` where it is on the device.
+            row_inputs: see `verify`.
+
+        Returns:
+            Features `[B, C, F]`, or `None`.
+        """
+        cache.check_rows(tokens)
+        if not isinstance(offset, Tensor):
+            check_integer("offset", offset, 0)
+        positions = offset + torch.arange(tokens.shape[1], device=tokens.device)
+        slots = torch.where(positions < lengths[:, None], positions, cache.padding_slot)
+        tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
+        options = {"logits_to_keep": None, "is_chunk": True, **row_inputs}
+        return self.forward(tokens, cache, slots, **options)[1]
+
+    def verify(
+        self,
+        cache: SlotCache,
+        start: Tensor,
+        anchor: Tensor,
+        draft: Draft,
+        **row_inputs: Tensor,
+    ) -> TargetOutput:
+        """One forward over the anchor and the K draft tokens, a chain or a tree: nodes stand at
+        positions by their depth, and see the text and their ancestors.
+
+        Keys and values of the window are written, token after token; what is not accepted is
+        garbage that the next window overwrites.
+
+        Args:
+            cache: rows to read.
+            start: `[B]` position of the anchor.
+            anchor: `[B]` the last committed token, not yet read by the target.
+            draft: `[B, K]` tokens of the target's vocabulary.
+            row_inputs: `[B]` int64 each. `position_offset`: how much further on each row's tokens
+                stand in its text than their slots say. `adapter`: of `adapter_indices`; without it
+                adapters are those that are active.
+
+        Returns:
+            Logits `[B, K + 1, V]` and features.
+        """
+        cache.check_rows(draft.tokens)
+        tokens = torch.cat([anchor[:, None], draft.tokens], dim=1)  # [B, N]
+        slots = start[:, None] + torch.arange(tokens.shape[1], device=start.device)
+        tree = {}
+        if not draft.is_chain:  # of a chain slots say where tokens stand and what they see
+            tree = {"positions": start[:, None] + draft.depths, "visible": draft.ancestors}
+        return TargetOutput(*self.forward(tokens, cache, slots, **tree, **row_inputs))

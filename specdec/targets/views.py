@@ -1,0 +1,272 @@
+"""The private views of a model that run, and one forward of them over slots.
+
+A view has the model's weights and modules and configurations of its own (view.py), so the model
+itself is never changed: it may be called, by anybody and from any thread, while specdec generates
+with it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdec.graphs.tree import weight_addresses
+from specdec.hf import ATTENTION_FIELD, cache_argument, position_limit, set_implementation
+from specdec.targets.adapters import RowAdapters
+from specdec.targets.attention import ATTENTION, window_mask
+from specdec.targets.cache import SlotCache, memory_of
+from specdec.targets.experts import set_experts
+from specdec.targets.features import FeatureLayer, Features, Queries, decoder_layers
+from specdec.targets.joint import JointProduct, join_weights
+from specdec.targets.memory import remember
+from specdec.targets.route import Route
+from specdec.targets.view import private_view, wrap_forward
+
+
+class Views(NamedTuple):
+    """Private views of a model, and what their forwards take.
+
+    Args:
+        step: for windows of steps.
+        chunk: for chunks of prompts.
+        route: by which they were opened.
+        feature_layers: hidden states that they hand out.
+        joined: layers of the model whose weights are views of a buffer, and the addresses of these.
+            Weights are elsewhere after they were replaced, cast or moved, while the views still
+            compute with the buffers.
+        arguments: names that forwards take.
+        cache_name: the one for HF's cache.
+        max_positions: longest sequence that the model has positions for; `None` for no limit.
+    """
+
+    step: PreTrainedModel
+    chunk: PreTrainedModel
+    route: Route
+    feature_layers: tuple[FeatureLayer, ...]
+    joined: tuple[list[nn.Module], tuple[int, ...]]
+    arguments: Collection[str]
+    cache_name: str
+    max_positions: int | None
+
+
+def open_views(
+    model: PreTrainedModel,
+    route: Route,
+    feature_layers: tuple[FeatureLayer, ...] = (),
+    layers: Collection[int] | None = None,
+) -> Views:
+    """The views that run a model over slots. Here, and nowhere else, the model's storage changes:
+    parameters of joined products become views of one buffer each.
+
+    Args:
+        model: without wrappers.
+        route: of `find_route`, or a candidate for it.
+        feature_layers: hidden states that forwards hand out.
+        layers: decoder layers that run, by index; the others are skipped, and neither read nor
+            write their part of a cache. `None` for all.
+
+    Raises:
+        ValueError: layers are to be left out of a model with recurrent ones.
+    """
+    join_weights(model, route.choices.joined)
+    step = chunk = open_view(model, route, feature_layers, layers)
+    if route.choices.experts is not None:
+        own_experts = replace(route, choices=replace(route.choices, experts=None))
+        chunk = open_view(model, own_experts, feature_layers, layers)
+    joined = [layer for group in route.choices.joined for layer in group.of(model)]
+    arguments = frozenset(inspect.signature(type(model).forward).parameters)
+    limit = position_limit(model.config.get_text_config())
+    names = arguments, cache_argument(model)
+    places = joined, weight_addresses(*joined)
+    return Views(step, chunk, route, feature_layers, places, *names, limit)
+
+
+def open_view(
+    model: PreTrainedModel,
+    route: Route,
+    feature_layers: tuple[FeatureLayer, ...] = (),
+    layers: Collection[int] | None = None,
+) -> PreTrainedModel:
+    """One private view of a model; Args and Raises as `open_views`, joined weights as they are."""
+    view, attention, choices = private_view(model), route.attention, route.choices
+    view.row_adapters = RowAdapters()
+    view.row_adapters.install(view)
+    # Sub-models can own configurations of their own (a text model inside a multimodal one).
+    for module in view.modules():
+        module.training = False
+        fields = vars(module.config) if isinstance(module, PreTrainedModel) else {}
+        if isinstance(module, PreTrainedModel):
+            # GPT-2 searches its input for padding: the host would wait.
+            module.warn_if_padding_and_no_attention_mask = _no_warning
+        if fields.get("use_bidirectional_attention") == "vision":
+            # Text alone is causal, and HF's mask for images knows only the tokens of one forward.
+            fields["use_bidirectional_attention"] = None
+        if attention is not None and fields:
+            set_implementation(module.config, ATTENTION_FIELD, attention)
+        if attention == ATTENTION and getattr(module, "attn_temperature_tuning", False):
+            # Llama 4's own is of positions that count from one length for all rows.
+            module.attn_temperature_tuning = False
+            module.tempers_queries = not module.use_rope
+    if choices.experts is not None:
+        set_experts(view, choices.experts)
+    products = {group: JointProduct(view, group) for group in choices.joined}
+    if choices.fusion is not None:
+        choices.fusion.fuse(view, products)
+    for group, product in products.items():
+        product.install(view, group)
+    remember(view, route.mixers, memory_of)
+    if layers is not None:
+        _leave_out(view, route, layers)
+    catch_features(view, feature_layers, _features_of_window)
+    return view
+
+
+def _no_warning(*args: Tensor) -> None:
+    """There is no padding in a window."""
+
+
+def _leave_out(view: PreTrainedModel, route: Route, layers: Collection[int]) -> None:
+    """Makes the decoder layers but these hand on what they are given. They stay in their places,
+    since models look up by index which mask and which angles a layer gets.
+    """
+
+    def hand_on(_: Callable, *args, **kwargs):
+        hidden = args[0] if args else kwargs["hidden_states"]
+        return (hidden,) if route.returns_tuples else hidden
+
+    left_out = [b for i, b in enumerate(decoder_layers(view)[1]) if i not in layers]
+    if left_out and route.mixers:
+        raise ValueError(
+            f"no layers of {type(view).__name__} can be left out: its recurrent layers remember "
+            "one window together; run all of them (layers=None)"
+        )
+    for block in left_out:
+        wrap_forward(block, hand_on)
+
+
+def forward(
+    views: Views,
+    tokens: Tensor,
+    cache: SlotCache,
+    slots: Tensor,
+    *,
+    positions: Tensor | None = None,
+    position_offset: Tensor | None = None,
+    adapter: Tensor | None = None,
+    visible: Tensor | None = None,
+    logits_to_keep: int | None = 0,
+    is_chunk: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """One forward of a window; keys and values are written at `slots`.
+
+    Without an attention function of specdec's the view gets a dense mask: so run models that never
+    call HF's attention interface but pass a 4-D mask through.
+
+    Args:
+        views: of `open_views`.
+        tokens: `[B, N]` int64 ids of the vocabulary.
+        cache: the rows' storage.
+        slots: `[B, N]` int64, slot of each token; `cache.padding_slot` for tokens to forget.
+        positions, visible: see `Window`; by default those of a chain.
+        position_offset: `[B]` int64, `Window.offset`.
+        adapter: `[B]` int64, `RowAdapters.rows`.
+        logits_to_keep: compute logits of the last so many tokens only; 0 for all of them; `None`
+            where nobody reads them: as few as the model can.
+        is_chunk: of a prompt: many tokens.
+
+    Returns:
+        Logits `[B, N or logits_to_keep, V]`, and features `[B, N, F]` side by side in the order
+        of `feature_layers`, on the device of the embeddings; `None` where none are wanted.
+    """
+    window = cache.open_window(
+        slots,
+        positions=positions,
+        offset=position_offset,
+        visible=visible,
+        layer_windows=views.route.layer_windows,
+        feature_layers=views.feature_layers,
+        is_chunk=is_chunk,
+    )
+    view = views.chunk if is_chunk else views.step
+    inputs = {"input_ids": tokens, views.cache_name: cache, "use_cache": True}
+    if "position_ids" in views.arguments:
+        # Tokens at or beyond the last position will be forgotten.
+        positions, limit = window.text_positions, views.max_positions
+        fits = limit is None or (cache.padding_slot < limit and position_offset is None)
+        inputs["position_ids"] = positions if fits else positions.clamp(max=limit - 1)
+    if views.route.attention is None and views.max_positions is not None:
+        # Tables of biases and masks, as of MPT and GPT-Neo, have a column for each position.
+        window.num_attended = min(window.num_attended, views.max_positions)
+    cuts_logits = "logits_to_keep" in views.arguments
+    if cuts_logits:
+        is_read = logits_to_keep is not None
+        inputs["logits_to_keep"] = logits_to_keep if is_read else _no_logits(views, view)
+    if views.route.attention is None:
+        inputs["attention_mask"] = window_mask(window, tokens.shape[1], view.dtype)
+    else:
+        inputs["slot_window"] = window
+    view.row_adapters.rows = adapter
+    logits = view(**inputs).logits
+    if logits_to_keep and not cuts_logits:
+        logits = logits[:, -logits_to_keep:]
+    if not views.feature_layers:
+        return logits, None
+    caught = [window.features[layer].to(tokens.device) for layer in views.feature_layers]
+    return logits, torch.cat(caught, dim=-1)
+
+
+def _no_logits(views: Views, view: PreTrainedModel) -> int | slice:
+    """What `logits_to_keep` is where nobody reads logits. A forward takes any index of tokens: with
+    an empty one a plain vocabulary head, a sixteenth of an 8B model's weights, is not read.
+    """
+    if getattr(view.config.get_text_config(), "num_kv_shared_layers", 0):
+        # Gemma 4 then runs these layers for so many of the last tokens only, if it is a number.
+        return slice(0, 0) if views.feature_layers else 1
+    head = view.get_output_embeddings()
+    is_plain = type(head) is nn.Linear and type(head.weight) is nn.Parameter
+    is_alone = is_plain and "forward" not in vars(head)
+    is_watched = is_alone and (head._forward_hooks or head._forward_pre_hooks)
+    return slice(0, 0) if is_alone and not is_watched else 1  # others may want a token
+
+
+def catch_features(
+    view: PreTrainedModel,
+    layers: Collection[FeatureLayer],
+    find_sink: Callable[[tuple, dict], Features],
+) -> None:
+    """Makes the forwards of a private view hand out hidden states, to where `find_sink` says, given
+    the positional and keyword arguments of the module that has them. Queries are handed out where
+    attention is called, see `slot_attention`.
+    """
+    layers = [layer for layer in layers if not isinstance(layer, Queries)]
+    if not layers:
+        return
+    backbone, blocks = decoder_layers(view)
+    outputs = {"final": backbone, len(blocks): blocks[-1]}  # the others are inputs
+    for layer in layers:
+        module = outputs[layer] if layer in outputs else blocks[layer]
+        wrap_forward(module, partial(_catch, find_sink, layer, layer in outputs))
+
+
+def _catch(find_sink, layer: FeatureLayer, is_output: bool, forward: Callable, *args, **kwargs):
+    if not is_output:
+        find_sink(args, kwargs)[layer] = args[0] if args else kwargs["hidden_states"]
+        return forward(*args, **kwargs)
+    out = forward(*args, **kwargs)
+    find_sink(args, kwargs)[layer] = out if isinstance(out, Tensor) else out[0]
+    return out
+
+
+def _features_of_window(args: tuple, kwargs: dict) -> Features:
+    """Where the features of a forward go, given the arguments of a decoder layer: every layer is
+    handed the cache.
+    """
+    cache = next(v for v in (*args, *kwargs.values()) if isinstance(v, SlotCache))
+    return cache.window.features

@@ -1,0 +1,263 @@
+"""Which models are decoded: wrappers that are taken off, what is refused, once or by call, and what
+is compared to notice that a model was changed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from functools import partial
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from specdec.arguments import shown
+from specdec.graphs.tree import modules_of
+from specdec.hf import (
+    UNDERSTOOD_LAYERS,
+    cache_argument,
+    cause_of_refusal,
+    code_of,
+    foreign_method,
+    has_own_code,
+)
+from specdec.targets.witness import is_same_reading, read_little
+
+
+def unwrap(model: nn.Module) -> PreTrainedModel:
+    """The HF model inside `torch.compile` and PEFT wrappers, or the model itself.
+
+    A compiled model is decoded uncompiled: the loop runs a view of its modules, which shares its
+    weights. Of a `PeftModel` the base model is decoded, into whose layers PEFT has put the adapters
+    that are active (LoRA and its kin).
+
+    Args:
+        model: as the user has it.
+
+    Raises:
+        TypeError: no HF model is inside, or a wrapper of several devices is around it; says which
+            line works.
+        ValueError: an adapter that is not in the model's layers (prompt tuning, prefix tuning).
+    """
+    if hasattr(model, "_orig_mod"):
+        return unwrap(model._orig_mod)
+    if isinstance(model, PreTrainedModel):
+        return model
+    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+        for name, config in model.peft_config.items():
+            if getattr(config, "is_prompt_learning", False):
+                raise ValueError(
+                    f"the adapter {name!r} ({type(config).__name__}) puts virtual tokens before "
+                    "the text, which the base model does not see; use HF generate, or an adapter "
+                    "inside the layers (LoRA)"
+                )
+        return unwrap(model.get_base_model())
+    if isinstance(model, str):
+        raise TypeError(
+            f"expected a Hugging Face PreTrainedModel, got {model!r}; load it first: "
+            f"AutoModelForCausalLM.from_pretrained({model!r})"
+        )
+    name = shown(model)
+    inner = None if isinstance(model, type) else getattr(model, "module", None)
+    if isinstance(inner, PreTrainedModel):
+        raise TypeError(f"expected a Hugging Face PreTrainedModel, got {name}; pass model.module")
+    raise TypeError(
+        f"expected a Hugging Face PreTrainedModel, got {name}; pass what "
+        "AutoModelForCausalLM.from_pretrained(path_or_id) returns"
+    )
+
+
+def refuse_unsupported(model: PreTrainedModel) -> None:
+    """Raises `ValueError` for a model whose layers cannot be run over slots, or without a cache."""
+    name = type(model).__name__
+    config = model.config.get_text_config()
+    if not model.can_generate():
+        raise ValueError(
+            f"{name} writes no text, since it has no vocabulary head; load the whole model, by "
+            "AutoModelForCausalLM.from_pretrained(path_or_id)"
+        )
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"{name} is an encoder-decoder model; specdec decodes decoder-only models. Use HF "
+            "generate for it"
+        )
+    if foreign_method(model, "_sample"):
+        raise ValueError(
+            f"{name} has a _sample of its own, by which its generate chooses tokens, and specdec "
+            "chooses them by a sampler; use its own generate"
+        )
+    foreign = sorted(set(getattr(config, "layer_types", None) or ()) - UNDERSTOOD_LAYERS)
+    if foreign:
+        layers = ", ".join(foreign)
+        raise ValueError(
+            f"{name} has layers that specdec cannot run over slots: {layers}"
+            f"{cause_of_refusal(model)}; use HF generate for this model"
+        )
+    cache_argument(model)
+
+
+def refuse_training(model: PreTrainedModel) -> None:
+    """Raises `ValueError` in training mode where a module draws at random (dropout, jitter); all
+    else computes what it does in evaluation mode, which views are in.
+    """
+    for path, module in model.named_modules() if model.training else ():
+        for name, value in vars(module).items():
+            is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
+            is_rate = is_dropout or "drop" in name or "jitter" in name
+            if is_rate and type(value) is float and value > 0:
+                raise ValueError(
+                    f"{type(model).__name__} is in training mode, where dropout changes its output "
+                    f"({path}.{name}={value}); call model.eval() first"
+                )
+
+
+def refuse_adapters_by_row(modules: Iterable[nn.Module]) -> None:
+    """Raises `ValueError` under PEFT's `adapter_names=`: for one call, hooks of all layers hold a
+    name for each row of the batch.
+    """
+    for module in modules:
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, partial) and "adapter_names" in hook.keywords:
+                raise ValueError(
+                    "adapter_names= works inside of model.generate, by hooks in the layers; write "
+                    "generator.generate(..., row_inputs={'adapter': adapter_names}). PEFT's hooks "
+                    "stay in the layers after an error: load the model again"
+                )
+
+
+@torch.inference_mode()
+def refuse_joint_quantisation(model: PreTrainedModel) -> None:
+    """Raises `ValueError` for quantised layers that cannot verify a draft: where activations are
+    quantised over the whole pass, the logits of a token depend on the tokens that are read with it.
+
+    Every quantised linear layer reads one token twice, beside another one and beside a hundred
+    times that one. Both calls have one shape, so a layer that reads each token alone returns the
+    same for it, up to the order of sums.
+    """
+    generator, host = torch.Generator().manual_seed(0), {"dtype": torch.float32, "device": "cpu"}
+    for name, layer in model.named_modules():
+        if not isinstance(layer, nn.Linear) or _is_plain(layer):
+            continue
+        device = next(layer.parameters()).device
+        kind = type(layer if type(layer) is not nn.Linear else layer.weight).__name__
+        what = f"{type(model).__name__} cannot be decoded: {name} ({kind})"
+        x = torch.randn(1, 2, layer.in_features, generator=generator, **host)
+        x = x.to(device, model.dtype)
+        try:
+            own, beside = (layer(x * x.new_tensor([[[1.0], [by]]]))[:, 0] for by in (1.0, 100.0))
+        except RuntimeError as error:
+            raise ValueError(
+                f"{what} fails under torch.inference_mode, in which generation runs ({error}); use "
+                "another format, or HF generate"
+            ) from error
+        if not float((own - beside).norm()) <= 8 * torch.finfo(own.dtype).eps * float(own.norm()):
+            raise ValueError(
+                f"{what}: activations are quantised over the whole pass, so that logits of a token "
+                "depend on the tokens that are read with it; quantise them per token (torchao: "
+                "granularity=PerRow(), bitsandbytes: llm_int8_threshold=0), or weights alone"
+            )
+
+
+def _is_plain(layer: nn.Linear) -> bool:
+    """Not quantised, as far as can be seen; or not here as a whole: offloaded to the host, or
+    spread over processes, so that it takes a part of its inputs.
+    """
+    weight = getattr(layer, "weight", None)
+    if weight is None or weight.is_meta or type(weight) is DTensor:
+        return weight is not None
+    is_known = type(weight) in (nn.Parameter, Tensor) and weight.dtype.itemsize > 1
+    return is_known and "forward" not in vars(layer)
+
+
+def structure(model: nn.Module) -> tuple[list[nn.Module], list[tuple]]:
+    """The modules of a model and the state of its adapters, to be compared with those of a later
+    moment: where they differ, the views of the model are out of date.
+
+    The state is which adapters of PEFT are active, disabled and merged in each layer that has some,
+    and by what they are scaled: numbers of Python's, which a view would not follow. PEFT's layers
+    have all that is asked for in their class, where a missing attribute costs a tenth of what it
+    costs in a module.
+    """
+    modules, adapters = modules_of(model), []
+    kinds = {kind: hasattr(kind, "active_adapters") for kind in {*map(type, modules)}}
+    for module in modules:
+        if kinds[type(module)] and hasattr(module, "merged_adapters"):
+            names = tuple(module.active_adapters), tuple(module.merged_adapters)
+            scaling = tuple(getattr(module, "scaling", {}).items())
+            adapters.append((*names, scaling, bool(getattr(module, "disable_adapters", False))))
+    return modules, adapters
+
+
+class Surface:
+    """All of a model that its views do not follow by themselves, to be compared with itself at a
+    later moment, in less than a millisecond: attributes of modules and their classes, hooks,
+    configurations, and functions that are looked up by name.
+
+    Somebody's own code may also follow a switch that nobody can see. Where there is some, a few
+    tokens are read by HF's code, and read once more at the later moment.
+
+    Args:
+        model: without wrappers.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        self._seen = self._look(model)
+        self._read = read_little(model) if has_own_code(model) else None
+
+    def has_changed(self, model: PreTrainedModel) -> bool:
+        """Whether it looks or reads otherwise than at first."""
+        try:
+            if self._seen != self._look(model):  # of the same objects, without looking into them
+                return True
+        except (RuntimeError, ValueError):  # a tensor or an array in the place of another
+            return True
+        return self._read is not None and not is_same_reading(self._read, read_little(model))
+
+    def _look(self, model: PreTrainedModel) -> list:
+        modules = modules_of(model)
+        configs = {id(m.config): m.config for m in modules if isinstance(m, PreTrainedModel)}
+        values = [copied_values(config) for config in configs.values()]
+        attributes = chain.from_iterable(vars(module).values() for module in modules)
+        return [hooks_of(model), code_of(model), values, [*attributes]]
+
+
+def hooks_of(model: PreTrainedModel) -> list[tuple[dict, dict]]:
+    """The dictionaries of hooks that are not empty, each with a copy of itself as it is now."""
+    held = ((m._forward_hooks, m._forward_pre_hooks) for m in modules_of(model))
+    everywhere = _global_forward_hooks, _global_forward_pre_hooks
+    return [(hooks, dict(hooks)) for pair in (everywhere, *held) for hooks in pair if hooks]
+
+
+def copied_values(config: object) -> object:
+    """A copy of a configuration's values and its class, configurations in it likewise."""
+    # HF's own comparison raises an error where layers differ in the width of their heads.
+    if not isinstance(config, PreTrainedConfig):
+        return copy.deepcopy(config)
+    return type(config), {name: copied_values(value) for name, value in vars(config).items()}
+
+
+def replaced_forwards(model: PreTrainedModel) -> list[str]:
+    """Names of modules that run something in the place of the forward of their class."""
+    return [name for name, module in model.named_modules() if "forward" in vars(module)]
+
+
+def remark_on_hooks(model: PreTrainedModel) -> str:
+    """What to do about hooks, where there are some, for messages."""
+    hooked = (
+        name or type(model).__name__
+        for name, module in model.named_modules()
+        if module._forward_hooks or module._forward_pre_hooks
+    )
+    names = ", ".join([*dict.fromkeys([*hooked, *replaced_forwards(model)])][:3])
+    everywhere = " of all modules" if _global_forward_hooks or _global_forward_pre_hooks else ""
+    if not names and not everywhere:
+        return ""
+    return (
+        f"; a hook or replaced forward of {names}{everywhere} has to act alike on every position, "
+        "not on hidden[:, -1] or on calls of one token, and in batches of any size, of which 1 "
+        "to 8 rows are tried: see 'Interventions' in docs/models.md"
+    )

@@ -1,0 +1,182 @@
+"""The self-test of a model is made once, and again when anything was edited that decides it."""
+
+import copy
+import gc
+import pickle
+import weakref
+from functools import partialmethod
+
+import pytest
+import torch
+from architectures import VOCAB, build
+from assistants import target_of
+from drafting import ragged_prompts
+from torch.overrides import TorchFunctionMode
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa
+
+from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
+from specdec.targets.fusion import Fusion
+
+IDS, MASK = ragged_prompts(VOCAB, 5, 2)
+OPTIONS = {"max_new_tokens": 6, "eos_token_id": None, "pad_token_id": 0}
+
+
+@pytest.fixture(autouse=True)
+def _without_inductor(monkeypatch):
+    """What is compiled is traced only."""
+    traced = partialmethod(Fusion.__init__, lambda graph, example_inputs: graph)
+    monkeypatch.setattr(Fusion, "__init__", traced)
+
+
+class Counter(TorchFunctionMode):
+    """Counts forwards by their embeddings; nothing of it is in a model."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.calls += function is torch.nn.functional.embedding
+        return function(*args, **(kwargs or {}))
+
+
+class Watched:
+    """A model, and how many forwards a function makes, those of its views among them."""
+
+    def __init__(self):
+        self.model = build("llama")
+
+    def forwards(self, function) -> int:
+        with Counter() as counter:
+            function()
+        return counter.calls
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_the_second_target_over_a_model_runs_no_forward(fuse):
+    watched = Watched()
+    model = watched.model
+    assert watched.forwards(lambda: Target(model, fuse=fuse)) >= 4
+    assert watched.forwards(lambda: Target(model, fuse=fuse)) == 0
+    assert watched.forwards(lambda: Target(model, fuse=fuse, feature_layers=(1, "final"))) == 0
+    if not fuse:
+        assert watched.forwards(lambda: ModelDrafter(model, 2)) == 0
+        assert watched.forwards(lambda: SpeculativeGenerator(model, None)) == 0
+    assert watched.forwards(lambda: Target(model, fuse=not fuse)) >= 4
+    assert watched.forwards(lambda: Target(model, fuse=fuse)) == 0
+
+
+def replace_a_module(model):
+    model.model.layers[1] = build("llama", seed=5).model.layers[1]
+
+
+def register_another_attention(model):
+    AttentionInterface.register("sdpa", lambda *args, **options: sdpa(*args, **options))
+
+
+def change_the_configuration(model):
+    model.config.rope_parameters["rope_theta"] *= 2
+
+
+def change_a_setting(model):
+    model.model.layers[1].self_attn.scaling *= 2
+
+
+def replace_a_forward(model):
+    layer = model.model.layers[1].mlp
+    forward = layer.forward
+    layer.forward = lambda x: 2 * forward(x)
+
+
+def hook(model):
+    model.model.layers[1].mlp.register_forward_hook(lambda module, args, out: 2 * out)
+
+
+EDITS = [
+    *(replace_a_module, register_another_attention, change_the_configuration, change_a_setting),
+    *(replace_a_forward, hook),
+    lambda model: model.set_attn_implementation("eager"),
+    lambda model: model.to(torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_model_that_was_edited_is_tried_again(edit, monkeypatch):
+    known = {**AttentionInterface._global_mapping}
+    monkeypatch.setattr(AttentionInterface, "_global_mapping", known)
+    watched = Watched()
+    first = Target(watched.model).route
+    edit(watched.model)
+    assert watched.forwards(lambda: Target(watched.model)) >= 4
+    again = Target(watched.model).route
+    assert again is not first
+    assert Target(watched.model).route is again
+
+
+def test_a_model_whose_layers_differ_in_the_width_of_their_heads_is_known_until_it_is_edited():
+    """HF's configurations of such models cannot be compared."""
+    model = target_of("E2B")
+    first = Target(model).route
+    assert Target(model).route is first
+    model.config.sliding_window = 7
+    assert Target(model).route is not first
+
+
+def test_a_hook_in_the_place_of_another_is_seen():
+    """Though it may live at the same address."""
+    watched = Watched()
+    layer = watched.model.model.layers[1].mlp
+    for _ in range(5):
+        handle = layer.register_forward_hook(lambda module, args, out: None)
+        assert watched.forwards(lambda: Target(watched.model)) >= 4
+        handle.remove()
+
+
+def test_values_of_weights_need_no_other_trial():
+    watched = Watched()
+    Target(watched.model)
+    watched.model.load_state_dict(build("llama", seed=5).state_dict())
+    assert watched.forwards(lambda: Target(watched.model)) == 0
+
+
+def test_a_model_that_is_refused_is_tried_again():
+    model = build("llama")
+    handle = model.model.layers[1].mlp.register_forward_hook(lambda *args: 1 / 0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="cannot be decoded"):
+            Target(model)
+    handle.remove()
+    Target(model)
+
+
+def test_an_edit_that_breaks_a_model_is_refused_though_it_was_sound_before():
+    model = build("llama")
+    Target(model)
+    model.model.layers[1].mlp.register_forward_hook(
+        lambda module, args, out: out * out.shape[1]  # of the tokens in a window
+    )
+    with pytest.raises(ValueError, match="depends on how a text is cut into calls"):
+        Target(model)
+
+
+def test_copies_are_models_of_their_own():
+    target = Target(build("llama"))
+    expected = SpeculativeGenerator(target, None).generate(IDS, MASK, **OPTIONS).sequences
+    for other in (copy.deepcopy(target), pickle.loads(pickle.dumps(target))):
+        assert other.model is not target.model
+        found = SpeculativeGenerator(other, None).generate(IDS, MASK, **OPTIONS)
+        assert found.sequences.equal(expected)
+        assert Target(other.model).model is other.model
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_what_is_known_of_a_model_does_not_keep_it(fuse):
+    model = build("llama")
+    model.model.layers[1].mlp.register_forward_hook(lambda *args, owner=model: None)
+    target = Target(model, fuse=fuse)
+    SpeculativeGenerator(target, PromptLookupDrafter(2)).generate(IDS, MASK, **OPTIONS)
+    there = [weakref.ref(model), weakref.ref(model.lm_head.weight)]
+    del model, target
+    gc.collect()
+    assert [ref() for ref in there] == [None, None]
