@@ -118,9 +118,10 @@ def generated(model: PreTrainedModel, tokens: Tensor) -> tuple[Tensor, Tensor] |
     """
     options = {"max_new_tokens": NUM_STEPS, "do_sample": False, "eos_token_id": None}
     options |= {"return_dict_in_generate": True, "output_logits": True, "pad_token_id": 0}
+    options["attention_mask"] = torch.ones_like(tokens)
     try:
         with _as_it_was(model):
-            out = type(model).generate(model, tokens, attention_mask=torch.ones_like(tokens), **options)
+            out = type(model).generate(model, tokens, **options)
         return out.sequences, torch.stack(out.logits, dim=1)
     except Exception:
         return None
