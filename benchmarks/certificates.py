@@ -33,6 +33,7 @@ from specdec import (
     zoo,
 )
 from specdec.certify.generator.along import MOST_FAR, ON_LOOP
+from specdec.certify.generator.alternatives import Ratios
 from specdec.certify.generator.directions import DIRECTIONS, Directions
 from specdec.certify.generator.learned import Learned
 from specdec.certify.generator.martingale import Wealth
@@ -85,8 +86,8 @@ def watch(
     reader = Reader(SpeculativeGenerator(model, generator.drafter, RejectionSampler()))
     learned, options = Learned(), OPTIONS | case.options
     wealths = {
-        "with the loop": Wealth(len(DIRECTIONS), last=ON_LOOP),
-        "text alone": Wealth(len(DIRECTIONS), last=0.0),
+        "with the loop": Wealth(len(DIRECTIONS), last=ON_LOOP, alternatives=True),
+        "text alone": Wealth(len(DIRECTIONS), last=0.0, alternatives=True),
     }
     reached, curves = dict.fromkeys(wealths), {name: [] for name in wealths}
     tokens, failed, impossible, sums = [], None, None, 0.0
@@ -108,7 +109,8 @@ def watch(
         sums = sums + torch.stack([read.gains, read.variances]).sum(dim=(1, 2))
         for name, wealth in wealths.items():
             bets = read.loop_bets if name == "with the loop" else None
-            wealth.add(read.gains, torch.tensor(result.lengths), bets)
+            ratios = Ratios(read.ratios, read.spreads)
+            wealth.add(read.gains, torch.tensor(result.lengths), bets, ratios)
             curves[name].append(round(wealth.log_e, 3))
             if reached[name] is None and wealth.log_peak > math.log(threshold):
                 reached[name] = count
@@ -120,6 +122,7 @@ def watch(
         "failed": failed,
         "impossible": impossible,
         "z": {name: round(each, 2) for name, each in zip(DIRECTIONS, z, strict=True)},
+        "fits best": str(wealths["text alone"].alternatives.best),
         "seconds": round(time.perf_counter() - started, 1),
     }
 
@@ -153,7 +156,8 @@ def level(output: Path, runs: int, *, size: int = 12, batches: int = 4) -> None:
         rng = torch.Generator().manual_seed(run)
         logits = 2 * torch.randn(3, size, size, generator=rng, dtype=torch.float64)
         target, draft, loop = logits.softmax(dim=-1)
-        wealth, learned = Wealth(len(DIRECTIONS), last=ON_LOOP), Learned()
+        wealth = Wealth(len(DIRECTIONS), last=ON_LOOP, alternatives=True)
+        learned = Learned()
         for _ in range(batches):
             texts = torch.zeros(4, 1, dtype=torch.long)
             for _ in range(6):
@@ -165,9 +169,9 @@ def level(output: Path, runs: int, *, size: int = 12, batches: int = 4) -> None:
                 drafted = torch.multinomial(draft[last], 1, generator=rng)
                 drafts = Draft(drafted, draft[last][:, None])
                 step = directions.step(target[last], drafts, loop[last])
-                found.append((step.gains, step.loop_bets))
-            gains, bets = (torch.stack(each, dim=1) for each in zip(*found, strict=True))
-            wealth.add(gains, torch.full((4,), 6), bets)
+                found.append((step.gains, step.loop_bets, step.ratios, step.spreads))
+            gains, bets, *ratios = (torch.stack(each, dim=1) for each in zip(*found, strict=True))
+            wealth.add(gains, torch.full((4,), 6), bets, Ratios(*ratios))
         peaks.append(wealth.log_peak)
     peaks = torch.tensor(peaks)
     line = {"runs": runs, "largest log e": peaks.max().item()}
