@@ -22,11 +22,14 @@ import torch
 from faults import FAULTS, OTHER_FAULTS, PROMPT_TOKENS, ROWS, Case, drafts
 from half import half
 from timing import about
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from specdec import (
     BlockSampler,
     CouplingSampler,
     Draft,
+    NoDrafter,
     PromptLookupDrafter,
     RejectionSampler,
     SpeculativeGenerator,
@@ -42,6 +45,8 @@ from specdec.request.prompts import left_padded
 
 OPTIONS = {"temperature": 1.0, "neutral": True, "eos_token_id": []}
 NEW_TOKENS = 64
+CERTIFICATES = math.log(1e6)
+"""What bets must win at the `false_alarm` of certificates."""
 ROUNDING = torch.finfo(torch.float32).eps ** 0.5
 
 RULES = {"rejection": RejectionSampler, "block": BlockSampler, "coupling": CouplingSampler}
@@ -90,7 +95,7 @@ def watch(
         "text alone": Wealth(len(DIRECTIONS), last=0.0, alternatives=True),
     }
     reached, curves = dict.fromkeys(wealths), {name: [] for name in wealths}
-    tokens, failed, impossible, sums = [], None, None, 0.0
+    tokens, bounds, failed, impossible, sums = [], [], None, None, 0.0
     started, count, far, seed = time.perf_counter(), 0, 0, first_seed
     while count < most and None in reached.values():
         seeds = list(range(seed, seed := seed + rows))
@@ -105,6 +110,9 @@ def watch(
         impossible = impossible or (count if reading.impossible else None)
         far += int((read.loop_distance > ROUNDING).sum())
         tokens.append(count)
+        if hasattr(generator.sampler, "law"):
+            nats = divergence(model, generator.sampler.law, prompts, new, options)
+            bounds.append(round(nats + (bounds[-1] if bounds else 0.0), 3))
         failed = failed or (count if far > MOST_FAR * count else None)
         sums = sums + torch.stack([read.gains, read.variances]).sum(dim=(1, 2))
         for name, wealth in wealths.items():
@@ -118,6 +126,7 @@ def watch(
     return {
         "reached": reached,
         "curves": curves,
+        "bound": bounds,
         "tokens": tokens,
         "failed": failed,
         "impossible": impossible,
@@ -125,6 +134,27 @@ def watch(
         "fits best": str(wealths["text alone"].alternatives.best),
         "seconds": round(time.perf_counter() - started, 1),
     }
+
+
+def divergence(
+    model: PreTrainedModel,
+    law: Callable[[Tensor, Tensor, int], Tensor],
+    prompts: list[list[int]],
+    texts: list[list[int]],
+    options: dict,
+) -> float:
+    """Nats by which texts that are drawn from another distribution differ from those of the target:
+    the sum over tokens of the relative entropy. No bet wins more in the mean.
+    """
+    reader = Reader(SpeculativeGenerator(model, NoDrafter(), RejectionSampler()))
+    rows, nats = torch.arange(len(prompts))[:, None], 0.0
+    columns = [reader.distributions(prompts, texts, each) for each in (OPTIONS, options)]
+    for place, ((whole, *_), (right, *_)) in enumerate(zip(*columns, strict=True)):
+        faulty = law(whole, rows, place)
+        is_drawn = (faulty > 0) & (right > 0)  # a token that p excludes decides anyway
+        ratio = torch.where(is_drawn, faulty, 1).log() - torch.where(is_drawn, right, 1).log()
+        nats += (faulty * ratio).sum().item()
+    return nats
 
 
 def power(add: Callable, args: argparse.Namespace) -> None:
@@ -214,6 +244,10 @@ def main() -> None:
             f"{way}: {count or 'not'} (log e at most {peaks[way]:.1f})"
             for way, count in line["reached"].items()
         )
+        if line["bound"]:
+            nats, count = line["bound"][-1], line["tokens"][-1]
+            fewest = math.ceil(CERTIFICATES * count / nats)
+            reached += f"   at most {nats:.1f} can be won, 1e-6 takes {fewest} tokens or more"
         seen = f"   loop differs visibly: {line['failed']}" if line["failed"] else ""
         if line["impossible"]:
             seen += f"   a token of probability 0: {line['impossible']}"

@@ -21,6 +21,7 @@ from specdec.certify.generator.martingale import ON_ALTERNATIVES, Wealth, needed
 from specdec.certify.generator.reading import Reader, ZeroToken
 from specdec.generator import SpeculativeGenerator
 from specdec.results import RowStep
+from specdec.target import Target
 
 _SIGMAS = 1.96  # of 95 % intervals
 _ROUNDED = 0.002
@@ -239,12 +240,8 @@ class Sentinel:
         tolerance: float | None = None,
         raises: bool = True,
     ):
-        if not isinstance(generator, SpeculativeGenerator):
-            raise TypeError(
-                "generator must be the SpeculativeGenerator that writes the texts, got "
-                f"{shown(generator)}"
-            )
-        check_reference(reference, generator.target.vocab_size)
+        check_generator(generator)
+        check_reference(reference, generator.target)
         if tolerance is not None:
             check_number("tolerance", tolerance, 0)
         self._alarm = check_number("false_alarm", false_alarm, above=0, below=1)
@@ -374,20 +371,36 @@ class Sentinel:
         )
 
 
-def check_reference(reference: Any, vocab_size: int) -> None:
-    """Raises `TypeError` for what is no model of HF's, and `ValueError` for one of another
-    vocabulary.
+def check_generator(generator: Any) -> None:
+    """Raises `TypeError` for anything else."""
+    if not isinstance(generator, SpeculativeGenerator):
+        raise TypeError(
+            "generator must be the SpeculativeGenerator that writes the texts, got "
+            f"{shown(generator)}"
+        )
+
+
+def check_reference(reference: Any, target: Target) -> None:
+    """Raises `TypeError` for what is no causal model of HF's, and `ValueError` for one of another
+    vocabulary than the target's.
     """
-    if reference is not None and not isinstance(reference, PreTrainedModel):
+    if reference is None:
+        return
+    if not isinstance(reference, PreTrainedModel):
         raise TypeError(
             "reference must be a model of HF's (a PreTrainedModel), for instance a copy of the "
             f"target in float32, or None for the target's own; got {shown(reference)}"
         )
-    own = reference and reference.config.get_text_config().vocab_size
-    if reference is not None and own != vocab_size:
+    if not reference.can_generate():
+        raise TypeError(
+            f"reference must have logits of the next token, and a {type(reference).__name__} has "
+            "none; pass the model with its head (AutoModelForCausalLM)"
+        )
+    own = reference.config.get_text_config().vocab_size
+    if own != target.vocab_size:
         raise ValueError(
-            f"reference has a vocabulary of {own} and the target one of {vocab_size}; pass a copy "
-            "of the target, for instance in float32"
+            f"reference has a vocabulary of {own} and the target one of {target.vocab_size}; pass a "
+            "copy of the target, for instance in float32"
         )
 
 
