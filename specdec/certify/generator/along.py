@@ -399,8 +399,8 @@ def check_reference(reference: Any, target: Target) -> None:
     own = reference.config.get_text_config().vocab_size
     if own != target.vocab_size:
         raise ValueError(
-            f"reference has a vocabulary of {own} and the target one of {target.vocab_size}; pass a "
-            "copy of the target, for instance in float32"
+            f"reference has a vocabulary of {own} and the target one of {target.vocab_size}; pass "
+            "a copy of the target, for instance in float32"
         )
 
 
