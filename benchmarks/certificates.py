@@ -22,17 +22,21 @@ import torch
 from faults import FAULTS, OTHER_FAULTS, PROMPT_TOKENS, ROWS, Case, drafts
 from half import half
 from timing import about
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from specdec import (
     BlockSampler,
     CouplingSampler,
     Draft,
+    NoDrafter,
     PromptLookupDrafter,
     RejectionSampler,
     SpeculativeGenerator,
     zoo,
 )
 from specdec.certify.generator.along import MOST_FAR, ON_LOOP
+from specdec.certify.generator.alternatives import Ratios
 from specdec.certify.generator.directions import DIRECTIONS, Directions
 from specdec.certify.generator.learned import Learned
 from specdec.certify.generator.martingale import Wealth
@@ -41,6 +45,8 @@ from specdec.request.prompts import left_padded
 
 OPTIONS = {"temperature": 1.0, "neutral": True, "eos_token_id": []}
 NEW_TOKENS = 64
+CERTIFICATES = math.log(1e6)
+"""What bets must win at the `false_alarm` of certificates."""
 ROUNDING = torch.finfo(torch.float32).eps ** 0.5
 
 RULES = {"rejection": RejectionSampler, "block": BlockSampler, "coupling": CouplingSampler}
@@ -85,11 +91,11 @@ def watch(
     reader = Reader(SpeculativeGenerator(model, generator.drafter, RejectionSampler()))
     learned, options = Learned(), OPTIONS | case.options
     wealths = {
-        "with the loop": Wealth(len(DIRECTIONS), last=ON_LOOP),
-        "text alone": Wealth(len(DIRECTIONS), last=0.0),
+        "with the loop": Wealth(len(DIRECTIONS), last=ON_LOOP, alternatives=True),
+        "text alone": Wealth(len(DIRECTIONS), last=0.0, alternatives=True),
     }
     reached, curves = dict.fromkeys(wealths), {name: [] for name in wealths}
-    tokens, failed, impossible, sums = [], None, None, 0.0
+    tokens, bounds, failed, impossible, sums = [], [], None, None, 0.0
     started, count, far, seed = time.perf_counter(), 0, 0, first_seed
     while count < most and None in reached.values():
         seeds = list(range(seed, seed := seed + rows))
@@ -104,11 +110,15 @@ def watch(
         impossible = impossible or (count if reading.impossible else None)
         far += int((read.loop_distance > ROUNDING).sum())
         tokens.append(count)
+        if hasattr(generator.sampler, "law"):
+            nats = divergence(model, generator.sampler.law, prompts, new, options)
+            bounds.append(round(nats + (bounds[-1] if bounds else 0.0), 3))
         failed = failed or (count if far > MOST_FAR * count else None)
         sums = sums + torch.stack([read.gains, read.variances]).sum(dim=(1, 2))
         for name, wealth in wealths.items():
             bets = read.loop_bets if name == "with the loop" else None
-            wealth.add(read.gains, torch.tensor(result.lengths), bets)
+            ratios = Ratios(read.ratios, read.spreads)
+            wealth.add(read.gains, torch.tensor(result.lengths), bets, ratios)
             curves[name].append(round(wealth.log_e, 3))
             if reached[name] is None and wealth.log_peak > math.log(threshold):
                 reached[name] = count
@@ -116,12 +126,35 @@ def watch(
     return {
         "reached": reached,
         "curves": curves,
+        "bound": bounds,
         "tokens": tokens,
         "failed": failed,
         "impossible": impossible,
         "z": {name: round(each, 2) for name, each in zip(DIRECTIONS, z, strict=True)},
+        "fits best": str(wealths["text alone"].alternatives.best),
         "seconds": round(time.perf_counter() - started, 1),
     }
+
+
+def divergence(
+    model: PreTrainedModel,
+    law: Callable[[Tensor, Tensor, int], Tensor],
+    prompts: list[list[int]],
+    texts: list[list[int]],
+    options: dict,
+) -> float:
+    """Nats by which texts that are drawn from another distribution differ from those of the target:
+    the sum over tokens of the relative entropy. No bet wins more in the mean.
+    """
+    reader = Reader(SpeculativeGenerator(model, NoDrafter(), RejectionSampler()))
+    rows, nats = torch.arange(len(prompts))[:, None], 0.0
+    columns = [reader.distributions(prompts, texts, each) for each in (OPTIONS, options)]
+    for place, ((whole, *_), (right, *_)) in enumerate(zip(*columns, strict=True)):
+        faulty = law(whole, rows, place)
+        is_drawn = (faulty > 0) & (right > 0)  # a token that p excludes decides anyway
+        ratio = torch.where(is_drawn, faulty, 1).log() - torch.where(is_drawn, right, 1).log()
+        nats += (faulty * ratio).sum().item()
+    return nats
 
 
 def power(add: Callable, args: argparse.Namespace) -> None:
@@ -153,7 +186,8 @@ def level(output: Path, runs: int, *, size: int = 12, batches: int = 4) -> None:
         rng = torch.Generator().manual_seed(run)
         logits = 2 * torch.randn(3, size, size, generator=rng, dtype=torch.float64)
         target, draft, loop = logits.softmax(dim=-1)
-        wealth, learned = Wealth(len(DIRECTIONS), last=ON_LOOP), Learned()
+        wealth = Wealth(len(DIRECTIONS), last=ON_LOOP, alternatives=True)
+        learned = Learned()
         for _ in range(batches):
             texts = torch.zeros(4, 1, dtype=torch.long)
             for _ in range(6):
@@ -165,9 +199,9 @@ def level(output: Path, runs: int, *, size: int = 12, batches: int = 4) -> None:
                 drafted = torch.multinomial(draft[last], 1, generator=rng)
                 drafts = Draft(drafted, draft[last][:, None])
                 step = directions.step(target[last], drafts, loop[last])
-                found.append((step.gains, step.loop_bets))
-            gains, bets = (torch.stack(each, dim=1) for each in zip(*found, strict=True))
-            wealth.add(gains, torch.full((4,), 6), bets)
+                found.append((step.gains, step.loop_bets, step.ratios, step.spreads))
+            gains, bets, *ratios = (torch.stack(each, dim=1) for each in zip(*found, strict=True))
+            wealth.add(gains, torch.full((4,), 6), bets, Ratios(*ratios))
         peaks.append(wealth.log_peak)
     peaks = torch.tensor(peaks)
     line = {"runs": runs, "largest log e": peaks.max().item()}
@@ -210,6 +244,10 @@ def main() -> None:
             f"{way}: {count or 'not'} (log e at most {peaks[way]:.1f})"
             for way, count in line["reached"].items()
         )
+        if line["bound"]:
+            nats, count = line["bound"][-1], line["tokens"][-1]
+            fewest = math.ceil(CERTIFICATES * count / nats)
+            reached += f"   at most {nats:.1f} can be won, 1e-6 takes {fewest} tokens or more"
         seen = f"   loop differs visibly: {line['failed']}" if line["failed"] else ""
         if line["impossible"]:
             seen += f"   a token of probability 0: {line['impossible']}"

@@ -135,11 +135,17 @@ class OtherLogits(RejectionSampler):
 
 
 class CoolPlaces(RejectionSampler):
-    """The rule at temperature 0.8 in some rows, or at some new tokens."""
+    """The rule at a lower temperature in some rows, or at some new tokens."""
 
-    def __init__(self, where: Callable[[Tensor, Tensor], Tensor]):
+    def __init__(self, where: Callable[[Tensor, Tensor], Tensor], temperature: float = 0.8):
         super().__init__()
-        self.where = where
+        self.where, self.temperature = where, temperature
+
+    def law(self, probs, rows, place):
+        """`[B, V]` what tokens are drawn from, of p in rows `[B, 1]` before a new token."""
+        cool = probs ** (1 / self.temperature)
+        is_cool = self.where(rows, torch.full_like(rows, place))
+        return torch.where(is_cool, cool / cool.sum(dim=-1, keepdim=True), probs)
 
     def accept(self, draft, target_logits, warp, noise):
         """As the rule."""
@@ -148,16 +154,27 @@ class CoolPlaces(RejectionSampler):
         places = noise._start[:, None] + 1 + columns - PROMPT_TOKENS
         is_cool = self.where(rows, places).expand(places.shape)[..., None]
         return super().accept(
-            draft, torch.where(is_cool, target_logits / 0.8, target_logits), warp, noise
+            draft,
+            torch.where(is_cool, target_logits / self.temperature, target_logits),
+            warp,
+            noise,
         )
 
 
-class OtherTopP(RejectionSampler):
-    """The rule after a truncation that keeps a little more."""
+class OtherTruncation(RejectionSampler):
+    """The rule after a truncation that keeps a little more, or less."""
+
+    def __init__(self, **truncation: float):
+        super().__init__()
+        self.truncation = truncation
+
+    def law(self, probs, rows, place):
+        """`[B, V]` what tokens are drawn from, of p before truncation."""
+        return Warp(len(probs), **self.truncation, device=probs.device)(probs.log())
 
     def accept(self, draft, target_logits, warp, noise):
         """As the rule."""
-        other = Warp(warp.batch_size, top_p=0.905, device=target_logits.device)
+        other = Warp(warp.batch_size, **self.truncation, device=target_logits.device)
         return super().accept(draft, target_logits, other, noise)
 
 
@@ -242,7 +259,7 @@ class OtherRow(Target):
         return replace(output, logits=output.logits[rows])
 
 
-COOL, CUT = {"temperature": 0.9}, {"top_p": 0.9}
+COOL, CUT, FIFTY = {"temperature": 0.9}, {"top_p": 0.9}, {"top_k": 50}
 
 
 @dataclass(frozen=True)
@@ -284,9 +301,13 @@ OTHER_FAULTS = {
     "position off by one": Case(drafts(), target=OffByOne),
     "logits of another row in one of 50": Case(drafts(), target=OtherRow),
     "first token at 0.8": Case(drafts(), lambda: CoolPlaces(lambda row, at: at == 0)),
+    "first token at 0.5": Case(drafts(), lambda: CoolPlaces(lambda row, at: at == 0, 0.5)),
     "tokens from the 48th on at 0.8": Case(drafts(), lambda: CoolPlaces(lambda row, at: at >= 48)),
     "one row of 50 at 0.8": Case(drafts(), lambda: CoolPlaces(lambda row, at: row == 7)),
     "every eighth row at 0.8": Case(drafts(), lambda: CoolPlaces(lambda row, at: row % 8 == 3)),
-    "top-p 0.905 for 0.9": Case(drafts(), OtherTopP, options=CUT),
+    "top-p 0.905 for 0.9": Case(drafts(), lambda: OtherTruncation(top_p=0.905), options=CUT),
+    "top-p 0.89 for 0.9": Case(drafts(), lambda: OtherTruncation(top_p=0.89), options=CUT),
+    "top-k 49 for 50": Case(drafts(), lambda: OtherTruncation(top_k=49), options=FIFTY),
+    "top-p 0.99 where none was asked": Case(drafts(), lambda: OtherTruncation(top_p=0.99)),
 }
 """And not with these, which were written after the directions."""

@@ -26,7 +26,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdec import ModelDrafter, RejectionSampler, SpeculativeGenerator
-from specdec.certify.generator.directions import DIRECTIONS, Directions
+from specdec.certify.generator.alternatives import Ratios
+from specdec.certify.generator.directions import DIRECTIONS, Directions, Gains
 from specdec.certify.generator.learned import Learned
 from specdec.certify.generator.martingale import Wealth
 from specdec.certify.generator.reading import Reader
@@ -51,18 +52,20 @@ class Way:
     """Bets of a run against one version of p."""
 
     def __init__(self):
-        self.learned, self.gains, self.drifts = Learned(), [], []
+        self.learned, self.gains, self.ratios, self.drifts = Learned(), [], [], []
 
     def log_e(self, tolerance: float) -> float:
         """At the end of the run so far."""
-        wealth = Wealth(len(DIRECTIONS), tolerance=tolerance, last=0.0)
-        for gains in self.gains:
-            wealth.add(gains, torch.full((len(gains),), gains.shape[1]))
+        wealth = Wealth(len(DIRECTIONS), tolerance=tolerance, last=0.0, alternatives=True)
+        for gains, ratios in zip(self.gains, self.ratios, strict=True):
+            wealth.add(gains, torch.full((len(gains),), gains.shape[1]), ratios=ratios)
         return round(wealth.log_e, 2)
 
-    def add(self, gains: list[Tensor], drifts: list[Tensor]) -> None:
+    def add(self, found: list[Gains], drifts: list[Tensor]) -> None:
         """A chunk, by column."""
-        self.gains.append(torch.stack(gains, dim=1).cpu())
+        found = Gains(*(torch.stack(each, dim=1).cpu() for each in zip(*found, strict=True)))
+        self.gains.append(found.gains)
+        self.ratios.append(Ratios(found.ratios, found.spreads))
         self.drifts.append(torch.stack(drifts, dim=1).cpu().flatten(0, 1))
 
     def found(self, stated: float | None) -> dict:
@@ -134,7 +137,7 @@ def read(generator, wide, prompts, result, ways: dict[str, Way], first: int) -> 
         sums["far"] += (far > rounding).sum().item()
         for name, p in versions.items():
             gains, drifts = parts[name]
-            gains.append(follow[name].step(p, draft).gains)
+            gains.append(follow[name].step(p, draft))
             seen = follow[name].seen
             off = [
                 ((loop - p) * f.values(seen) * (not f.is_of_draft)).sum(dim=-1)

@@ -7,7 +7,7 @@ A value of another type raises `TypeError`, a value out of range or a name that 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -224,6 +224,20 @@ def check_folder(name: str, value: Any) -> Path:
     if path.is_file():
         raise ValueError(f"{name} must be a folder, and {path} is a file")
     return path
+
+
+def check_function(name: str, value: Any, what: str) -> Callable:
+    """Returns what can be called.
+
+    Example:
+        >>> check_function("progress", True, "one that wraps a list, such as tqdm")
+        Traceback (most recent call last):
+            ...
+        TypeError: progress must be a function (one that wraps a list, such as tqdm), got True
+    """
+    if not callable(value):
+        raise TypeError(_message(name, f"a function ({what})", value))
+    return value
 
 
 def shown(value: Any) -> str:

@@ -424,7 +424,7 @@ _ASSISTED = (
 )
 HEALING = (
     "it changes the prompts, which a result holds as they were passed; heal them first, with "
-    "input_ids = model.heal_tokens(input_ids, tokenizer)"
+    "input_ids = model.heal_tokens(input_ids, tokenizer), and leave token_healing out"
 )
 """Why `token_healing` is no option, and what to do."""
 UNSUPPORTED = {

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from specdec.arguments import check_integer, shown
+from specdec.arguments import check_integer, check_path, shown
 from specdec.drafters import SelfDrafter, Visible
 from specdec.drafters.visible import draft_cache
 from specdec.evaluation.anchors import every_anchor
@@ -23,7 +23,7 @@ from specdec.evaluation.costs import CostCurve, costs, measure_costs
 from specdec.evaluation.replay import replay
 from specdec.generator import SpeculativeGenerator
 from specdec.jsonl import append_lines, read_lines
-from specdec.request.prompts import left_padded
+from specdec.request.prompts import id_lists, left_padded
 from specdec.samplers import BlockSampler
 from specdec.settings import differences, fingerprint, plain
 from specdec.targets import Target
@@ -82,7 +82,8 @@ def choose_layers(
         The fastest; `SelfDrafter(target, choice.num_draft_tokens, layers=choice.layers)` drafts so.
 
     Raises:
-        ValueError: `output` holds a search with other settings.
+        TypeError: no target, or prompts that are no token ids.
+        ValueError: no prompt; `output` holds a search with other settings.
 
     Example:
         >>> from specdec import zoo
@@ -93,8 +94,8 @@ def choose_layers(
 
     Reference: SWIFT, arXiv:2410.06916, which searches by the tokens that agree.
     """
-    total = check_integer("the number of the target's layers", target.num_layers, 2)
     texts = _Texts(target, prompts, num_draft_tokens, options)
+    total = check_integer("the number of the target's layers", target.num_layers, 2)
 
     def generator(layers: Iterable[int]) -> SpeculativeGenerator:
         own = {"visible": visible, "layers": tuple(layers)}
@@ -105,7 +106,7 @@ def choose_layers(
         curve = texts.costs(generator(range(num_layers)), rounds)
         return [curve.plain_ms, *curve.step_ms.values()]
 
-    file = None if output is None else Path(output)
+    file = None if output is None else check_path("output", output, what="a file of JSON lines")
     settings = texts.settings() | {"visible": plain(visible)}
     lines = _read(file, settings)
     if not lines:
@@ -188,14 +189,12 @@ class _Texts:
     def __init__(
         self, target: Target, prompts: Sequence[Sequence[int]], most: int, options: dict[str, Any]
     ):
-        self._target, self._most = target, check_integer("num_draft_tokens", most, 1)
-        if isinstance(prompts, str) or any(isinstance(ids, str) for ids in prompts):
+        if not isinstance(target, Target):
             raise TypeError(
-                f"prompts must be lists of token ids, got {shown(prompts)}; encode texts first, "
-                "tokenizer(texts).input_ids"
+                f"target must be a specdec Target, got {shown(target)}; pass Target(model)"
             )
-        if not len(prompts):
-            raise ValueError("there are no prompts to measure on; pass token ids of at least one")
+        self._target, self._most = target, check_integer("num_draft_tokens", most, 1)
+        prompts = id_lists("prompts", prompts)
         starts = range(0, len(prompts), ROWS)
         self._batches = [left_padded(prompts[i : i + ROWS], target.device) for i in starts]
         self._options = {"max_new_tokens": 64, "temperature": 0.0, "neutral": True} | options

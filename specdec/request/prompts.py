@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
+from operator import index
 from typing import Any
 
 import torch
@@ -91,6 +92,30 @@ def check_ids(input_ids: Tensor) -> None:
         )
 
 
+def id_lists(name: str, rows: Any) -> list[list[int]]:
+    """Token ids of each prompt as plain integers; one prompt at least, none of them empty.
+
+    Raises:
+        TypeError: what is no sequence of sequences of integers, such as text.
+        ValueError: no prompt, or an empty one.
+
+    Example:
+        >>> id_lists("prompts", torch.tensor([[5, 6]]))
+        [[5, 6]]
+    """
+    try:
+        rows = [[index(token) for token in row] for row in rows]
+    except TypeError as error:
+        advice = "pass token ids, [tokenizer(text).input_ids for text in texts]"
+        raise TypeError(f"{name} must be lists of integers: {error}; {advice}") from error
+    if not rows or not all(rows):
+        raise ValueError(
+            f"there are no {name}, or one is empty; expected at least one prompt, and at least one "
+            "token in each"
+        )
+    return rows
+
+
 def left_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Ids and mask `[B, T]` of rows of token ids, padded on the left.
 
@@ -146,7 +171,8 @@ def read_row_inputs(given: Any, rows: int, copies: int = 1) -> dict[str, Tensor]
         except (TypeError, ValueError, RuntimeError) as error:
             got = shown(value)
             raise TypeError(
-                f"row_inputs[{name!r}] must be a tensor or a sequence of numbers, got {got}"
+                f"row_inputs[{name!r}] must be a tensor or a sequence of numbers, got {got}; "
+                "nothing but 'adapter' has values that are names"
             ) from error
         if table.dim() and copies > 1 and len(table) * copies == rows:
             table = table.repeat_interleave(copies, dim=0)

@@ -122,7 +122,12 @@ def check_sampler(sampler: Sampler) -> None:
     """Raises `TypeError`, with the name of the class, where an attribute of `Sampler` is missing or
     cannot be right.
     """
+    if isinstance(sampler, type):
+        made = f"{sampler.__name__}()"
+        raise TypeError(f"sampler must be an instance, got the class; pass {made}")
     name = type(sampler).__name__
+    if not isinstance(sampler, Sampler):
+        raise TypeError(f"sampler must be a specdec Sampler, got {shown(sampler)}")
     if "_modules" not in vars(sampler):
         raise TypeError(f"{name}.__init__ must call super().__init__()")
     flags = "lossless", "uses_draft_probs", "uses_accept_draws", "takes_trees", "needs_paths"

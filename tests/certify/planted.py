@@ -1,4 +1,5 @@
-"""Texts of tables with planted faults, one for every direction of the bets.
+"""Texts of tables with planted faults: one for every direction of the bets, every other
+distribution and every kind of place.
 
 Target and draft are tables that depend on the last token. A fault is a change of the distribution
 that the next token is drawn from, of the draft, or of the numbers that draw, as a mistake in a
@@ -15,8 +16,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specdec.certify.generator.directions import DIRECTIONS, Directions, accept_effect
+from specdec.certify.generator.alternatives import TEMPERATURES, TO_DRAFT, BestFit, Ratios
+from specdec.certify.generator.directions import DIRECTIONS, Directions, Gains, accept_effect
 from specdec.certify.generator.learned import Learned
+from specdec.certify.generator.martingale import Wealth
 from specdec.types import Draft
 
 V, ROWS, LENGTH = 24, 32, 32
@@ -52,6 +55,7 @@ class Fault:
         is_tree: drafts are trees of point masses.
         is_known: the generator hands over what it drew from.
         nearness: of the draft to the target, where it is not the usual one.
+        kept: likeliest tokens of the target that are possible; `None` for all.
         batches: of texts.
     """
 
@@ -61,6 +65,7 @@ class Fault:
     is_tree: bool = False
     is_known: bool = False
     nearness: float | None = None
+    kept: int | None = None
     batches: int = 6
 
 
@@ -82,14 +87,18 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     return passed.sum(dim=-1, keepdim=True).clamp(max=probs.shape[-1] - 1)
 
 
-def leanings(fault: Fault, seed: int = 0) -> dict[str, float]:
-    """Standard deviations by which texts with a fault lean, by direction."""
+def watched(fault: Fault, seed: int = 0) -> tuple[dict[str, float], BestFit]:
+    """Standard deviations by which texts with a fault lean, by direction; and the distribution and
+    the place that they speak for most.
+    """
     target, draft, other = tables(seed)
+    if fault.kept is not None:
+        target = normalised(target * (target >= target.topk(fault.kept).values[:, -1:]))
     rng = torch.Generator().manual_seed(seed + 1)
     if fault.nearness is not None:
         noise = torch.randn(V, V, generator=rng, dtype=torch.float64)
         draft = normalised(target * (fault.nearness * noise).exp())
-    learned, sums = Learned(), 0.0
+    learned, sums, wealth = Learned(), 0.0, Wealth(len(DIRECTIONS), alternatives=True)
     for _ in range(fault.batches):
         texts = torch.randint(V, (ROWS, 1), generator=rng)
         uniforms, seen = torch.empty(ROWS, 0, dtype=torch.float64), []
@@ -111,11 +120,13 @@ def leanings(fault: Fault, seed: int = 0) -> dict[str, float]:
             seen.append((p, drafts, law if fault.is_known else None))
             last = p
         directions = Directions(texts[:, :1].tolist(), texts[:, 1:].tolist(), learned=learned)
-        for column in seen:
-            found = directions.step(*column)
-            sums = sums + torch.stack([found.gains, found.variances]).sum(dim=1)
+        steps = zip(*(directions.step(*column) for column in seen), strict=True)
+        found = Gains(*(torch.stack(each, dim=1) for each in steps))
+        sums = sums + torch.stack([found.gains, found.variances]).sum(dim=(1, 2))
+        ratios = Ratios(found.ratios, found.spreads)
+        wealth.add(found.gains, torch.full((ROWS,), LENGTH), ratios=ratios)
     z = (sums[0] / sums[1].clamp(min=1e-300).sqrt()).tolist()
-    return dict(zip(DIRECTIONS, z, strict=True))
+    return dict(zip(DIRECTIONS, z, strict=True)), wealth.alternatives.best
 
 
 def _chain(b: Before, fault: Fault, draft: Tensor, rng: torch.Generator) -> Draft:
@@ -202,8 +213,6 @@ FAULTS = {
     "beside": Fault(draws=lambda u, b: u[ROW - ROW % 2]),
     "learned": Fault(lambda b: b.p * (1 + 0.3 * (IDS % 3 - 1)), batches=12),
     "learned here": Fault(lambda b: b.p * (1 + 0.6 * pattern(b)), batches=12),
-    "position": Fault(lambda b: tempered(b.p, b.place == 0, 0.4), batches=12),
-    "row": Fault(lambda b: tempered(b.p, ROW == 5, 0.5), batches=12),
     "draft, log q": Fault(draft=lambda b: b.q**1.25),
     "draft, quantile": Fault(draft=lambda b: b.q * torch.linspace(1.3, 0.7, V)),
     "draft, learned": Fault(draft=lambda b: b.q * (1 + 0.6 * pattern(b)), batches=12),
@@ -214,12 +223,45 @@ that are scaled, texts that are draws from the draft now and then (at the second
 of a tree), logits of the draft that are added, a temperature, a greedy token or a top-k now and
 then, a repetition penalty, prompt lookup that accepts too much, the row of logits before, a context
 that is lost, uniforms that end early, numbers that serve two positions, or two rows (now and then,
-or always), a bias of the head, one that depends on the context, another temperature of the first
-token, or of one row; drafts that are sharper than reported, of uniforms that are not even, of a
-context's own bias; and a cache that holds something else.
+or always), a bias of the head, one that depends on the context; drafts that are sharper than
+reported, of uniforms that are not even, of a context's own bias; and a cache that holds something
+else.
 """
-OTHERS = {
-    "late tokens": ("position", Fault(lambda b: tempered(b.p, b.place >= 28, 0.7), batches=12)),
-    "every eighth row": ("row", Fault(lambda b: tempered(b.p, ROW % 8 == 3, 0.75), batches=12)),
+
+
+def without_last(p: Tensor, count: int) -> Tensor:
+    """Weights without the least likely tokens that are possible."""
+    possible = (p > 0).sum(dim=-1, keepdim=True)
+    ranks = p.argsort(dim=-1, descending=True).argsort(dim=-1)
+    return p * (ranks < possible - count)
+
+
+def top_p(p: Tensor, mass: float) -> Tensor:
+    """Weights of the fewest likeliest tokens that have a mass or more."""
+    likeliest = p.sort(dim=-1, descending=True)
+    before = likeliest.values.cumsum(dim=-1) - likeliest.values
+    return p * (before < mass).gather(-1, likeliest.indices.argsort(dim=-1))
+
+
+OTHER_LAWS = {
+    **{f"at temperature x {t}": Fault(lambda b, t=t: tempered(b.p, True, t)) for t in TEMPERATURES},
+    **{
+        f"weighted by (q / p)^{s}": Fault(lambda b, s=s: b.p ** (1 - s) * b.q**s, batches=12)
+        for s in TO_DRAFT
+    },
+    "without the least likely": Fault(lambda b: without_last(b.p, 1), kept=12),
+    "without the 4 least likely tokens": Fault(lambda b: without_last(b.p, 4), kept=12),
+    "without the least likely 1%": Fault(lambda b: top_p(b.p, 0.99)),
+    "without the least likely 5%": Fault(lambda b: top_p(b.p, 0.95)),
 }
-"""Further ones, with the direction that leads."""
+"""Everywhere: another temperature, draws that lean to the draft or away from it, and a truncation
+that is narrower than asked, or where none was asked.
+"""
+PLACES = {
+    "at the first token of each text": Fault(lambda b: tempered(b.p, b.place == 0, 0.5)),
+    "at new tokens 8 to 11": Fault(lambda b: tempered(b.p, 7 <= b.place < 11, 0.5)),
+    "from new token 16 on": Fault(lambda b: tempered(b.p, b.place >= 15, 0.5)),
+    "in row 5 modulo 64": Fault(lambda b: tempered(b.p, ROW == 5, 0.5)),
+    "in row 3 modulo 8": Fault(lambda b: tempered(b.p, ROW % 8 == 3, 0.5)),
+}
+"""Half the temperature, at some places."""

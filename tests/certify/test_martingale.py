@@ -10,6 +10,7 @@ import math
 import pytest
 import torch
 
+from specdec.certify.generator.alternatives import ALTERNATIVES, AlternativeBets, Ratios, ratios_of
 from specdec.certify.generator.directions import DIRECTIONS, Directions, accept_effect
 from specdec.certify.generator.learned import Learned
 from specdec.certify.generator.martingale import Wealth, needed_score
@@ -26,9 +27,10 @@ def tables(seed, *shape, size=V):
 
 
 def gains_of(texts, target, draft=None, tokens=None, loop=None, learned=None, drafted=None):
-    """`[B, 2, D]`, variances, and bets on the loop `[B, 2]`, of texts `[B, 2]` that are drawn side
-    by side after the token 0; the tables of the second token depend on the first one. Draft tokens
-    are of a table, and nothing is bet on them, or `drafted` of each column.
+    """`[B, 2, D]`, variances, bets on the loop `[B, 2]`, and `[B, 2, A]` ratios and spreads, of
+    texts `[B, 2]` that are drawn side by side after the token 0; the tables of the second token
+    depend on the first one. Draft tokens are of a table, and nothing is bet on them, or `drafted`
+    of each column.
     """
     directions = Directions([[0]] * len(texts), texts.tolist(), learned=learned)
     found = []
@@ -43,11 +45,11 @@ def gains_of(texts, target, draft=None, tokens=None, loop=None, learned=None, dr
     return (
         found
         if drafted is not None
-        else [*(each.where(~OF_DRAFT, 0) for each in found[:2]), found[2]]
+        else [*(each.where(~OF_DRAFT, 0) for each in found[:2]), *found[2:]]
     )
 
 
-NAMES = "gains", "variances", "loop_bets"
+NAMES = "gains", "variances", "loop_bets", "ratios", "spreads"
 TEXTS = torch.tensor(list(itertools.product(range(V), repeat=2)))
 LENGTHS = torch.tensor([2, 2])
 
@@ -77,6 +79,7 @@ def test_gains_have_mean_zero_and_the_variance_that_is_said(seed, is_point):
     target, draft, loop = (tables(seed + n, 1 + V) for n in (0, 10, 20))
     tokens = torch.randint(V, (1 + V, 2), generator=torch.Generator().manual_seed(seed))
     learned, means, squares, variances = learned_before(target), 0.0, 0.0, 0.0
+    ratios = 0.0
     for texts, mass in pairs(weights(target)):
         probs = None if is_point else draft
         found = gains_of(texts, target, probs, tokens, loop, copy.deepcopy(learned))
@@ -84,7 +87,10 @@ def test_gains_have_mean_zero_and_the_variance_that_is_said(seed, is_point):
         means = means + mass * found[0]
         squares = squares + mass * found[0] ** 2
         variances = variances + mass * found[1]
+        ratios = ratios + mass * found[3].exp()
+        assert ((found[3].exp() - 1).abs() <= found[4] + 1e-12).all()
     assert means.abs().max() < 1e-12  # `[2, 2, D]`: of each row and column
+    assert torch.allclose(ratios, torch.ones_like(ratios), atol=1e-12)
     assert torch.allclose(squares, variances, atol=1e-12)
     moving = (variances.sum(dim=(0, 1)) > 0) | OF_DRAFT
     still = {name for name, moves in zip(DIRECTIONS, moving.tolist(), strict=True) if not moves}
@@ -100,7 +106,7 @@ def test_drafts_are_bet_on_against_their_own_probabilities():
         first, second = drafts
         mass = (law[text] * draft[0, first] * draft[1 + TEXTS[text, 0], second]).item()
         options = {"learned": copy.deepcopy(learned), "drafted": drafts}
-        gains, variance, _ = gains_of(TEXTS[[text]], target, draft, **options)
+        gains, variance, *_ = gains_of(TEXTS[[text]], target, draft, **options)
         means, squares = means + mass * gains, squares + mass * gains**2
         variances = variances + mass * variance
         one = Wealth(D)
@@ -118,10 +124,10 @@ def mean_wealth(law, target, draft, shift=0.0, tolerance=0.0, loop=None):
     """
     mean, learned = 0.0, learned_before(target)
     for texts, mass in pairs(law):
-        wealth = Wealth(D, tolerance=tolerance)
+        wealth = Wealth(D, tolerance=tolerance, alternatives=True)
         options = {"loop": loop, "learned": copy.deepcopy(learned)}
-        gains, _, bets = gains_of(texts, target, draft, **options)
-        wealth.add(gains + shift, LENGTHS, None if loop is None else bets)
+        gains, _, bets, *ratios = gains_of(texts, target, draft, **options)
+        wealth.add(gains + shift, LENGTHS, None if loop is None else bets, Ratios(*ratios))
         mean += mass * wealth.e_value
     return mean
 
@@ -134,6 +140,44 @@ def test_the_wealth_is_a_martingale_and_grows_where_the_law_is_another():
     for shift in (0.1, -0.1):  # of all directions, which is what a tolerance is for
         assert mean_wealth(law, target, draft, shift) > 1 + 1e-5
         assert mean_wealth(law, target, draft, shift, tolerance=0.1) <= 1 + 1e-12
+
+
+def test_ratios_of_a_rounded_p_stay_fair_by_their_tolerance():
+    """Tokens are draws from p, and the ratios are those of a p that is off."""
+    p, q = tables(5, 6, size=8), tables(6, 6, size=8)
+    off = p * (1 + 0.02 * tables(7, 6, size=8))
+    off = off / off.sum(dim=-1, keepdim=True)
+    logs, spreads = zip(
+        *(ratios_of(off, q, torch.full((6, 1), token)) for token in range(8)), strict=True
+    )
+    logs, spreads = torch.stack(logs), spreads[0]  # [V, 6, A]
+    means = (p.T[..., None] * logs.exp()).sum(dim=0)
+    assert means.max() > 1 + 1e-5
+    tolerance = (off - p).abs().sum(dim=-1).max()  # of a function with values in -1..1
+    assert (means / (1 + spreads * tolerance)).max() <= 1
+
+
+def test_places_are_the_tokens_that_they_say():
+    """Of what is won at some tokens, the bets on other places win nothing."""
+    names = {
+        "of first tokens": ([0], range(70)),
+        "of positions": (range(3, 5), range(70)),
+        "of all positions from one on": (range(7, 16), range(70)),
+        "of rows modulo 64": (range(16), [5, 69]),
+        "of rows modulo 8": (range(16), range(3, 70, 8)),
+    }
+    for name, (columns, rows) in names.items():
+        bets, logs = AlternativeBets(), torch.full((70, 16, len(ALTERNATIVES)), -1.0).double()
+        for row in rows:
+            logs[row, list(columns), 3] = 1.0
+        bets.add(logs)
+        best = bets.best
+        assert best.alternative is ALTERNATIVES[3]
+        shares = bets._shares[name]
+        count = len(list(columns)) * len(list(rows))
+        assert best.log_e == pytest.approx(shares.max().item())
+        won = shares - AlternativeBets()._shares[name]
+        assert won.max().item() == pytest.approx(count)
 
 
 def test_a_bet_on_what_the_loop_drew_from_is_fair_and_grows_where_it_did():
@@ -223,5 +267,7 @@ def test_what_cannot_be_bet_on_is_refused():
         Wealth(0)
     with pytest.raises(ValueError, match="tolerance"):
         Wealth(1, tolerance=-1.0)
+    with pytest.raises(ValueError, match="pass the ratios"):
+        Wealth(2, alternatives=True).add(torch.zeros(1, 4, 2).double(), torch.tensor([4]))
     with pytest.raises(ValueError, match="gains"):
         Wealth(2).add(torch.zeros(1, 4, 3, dtype=torch.float64), torch.tensor([4]))

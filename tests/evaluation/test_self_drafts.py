@@ -109,6 +109,26 @@ def test_the_command_names_a_draft_cache_by_context_and_batch(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_prompts_that_are_texts_are_refused():
-    with pytest.raises(TypeError, match="prompts must be lists of token ids, got 'abc'"):
-        choose_layers(Target(build("llama")), "abc")
+WRONG = [
+    (r"target must be a specdec Target, got 'x'; pass Target\(model\)", "x", [[5]]),
+    ("target must be a specdec Target, got a Gemma3", TARGET.model, [[5]]),
+    ("got the class Target", Target, [[5]]),
+    ("prompts must be lists of integers.*pass token ids", TARGET, "abc"),
+    ("prompts must be lists of integers", TARGET, ["abc"]),
+    ("prompts must be lists of integers", TARGET, 3),
+    ("prompts must be lists of integers", TARGET, [3]),
+    ("prompts must be lists of integers", TARGET, None),
+    ("at least one token in each", TARGET, [[5], []]),
+]
+
+
+@pytest.mark.parametrize("search", [choose_layers, plan_draft_caches])
+@pytest.mark.parametrize(("message", "target", "prompts"), WRONG)
+def test_what_cannot_be_searched_is_refused_in_words(search, message, target, prompts):
+    with pytest.raises((TypeError, ValueError), match=message):
+        search(target, prompts, max_new_tokens=4)
+
+
+def test_a_search_is_written_to_a_file_alone():
+    with pytest.raises(TypeError, match="output must be the path of a file of JSON lines, got 3"):
+        choose_layers(TARGET, [[5]], output=3, **FEW)

@@ -14,12 +14,14 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer, check_number, shown
 from specdec.certify.foreign import is_declared_lossy
+from specdec.certify.generator.alternatives import BestFit, Ratios
 from specdec.certify.generator.directions import DIRECTIONS, DRAFT_ABOVE, TOP
 from specdec.certify.generator.learned import Learned
-from specdec.certify.generator.martingale import Wealth, needed_score
+from specdec.certify.generator.martingale import ON_ALTERNATIVES, Wealth, needed_score
 from specdec.certify.generator.reading import Reader, ZeroToken
 from specdec.generator import SpeculativeGenerator
 from specdec.results import RowStep
+from specdec.targets import Target
 
 _SIGMAS = 1.96  # of 95 % intervals
 _ROUNDED = 0.002
@@ -75,6 +77,7 @@ class TextTest:
         impossible: tokens of probability 0, which rounding does not explain; one is decisive.
         num_at_cut: tokens of probability 0 which rounding explains.
         losses: the `deviation` by the position in the step; empty where steps are not known.
+        best_fit: the other distribution, and the place, that texts speak for most.
     """
 
     num_tokens: int
@@ -92,6 +95,7 @@ class TextTest:
     impossible: tuple[ZeroToken, ...] = ()
     num_at_cut: int = 0
     losses: Mapping[str, Leaning] = field(default_factory=dict)
+    best_fit: BestFit | None = None
 
     @property
     def passed(self) -> bool:
@@ -143,7 +147,7 @@ class TextTest:
 
     @property
     def _score(self) -> float:
-        share = 1.0 if self.loop_distance is None else 1 - ON_LOOP
+        share = (1 - ON_ALTERNATIVES) * (1.0 if self.loop_distance is None else 1 - ON_LOOP)
         return needed_score((len(DIRECTIONS) - 1) / share, self.false_alarm)
 
     def __str__(self) -> str:
@@ -159,6 +163,10 @@ class TextTest:
             * (self.draft_distance > 0),
             f"leans most: {lean.name} ({DIRECTIONS[lean.name].what}), {lean.z:+.1f} sigma",
         ]
+        if self.best_fit is not None:
+            lines.append(
+                f"fits best: {self.best_fit}, e-value {_short(self.best_fit.log_e)} of this bet"
+            )
         if self.impossible:
             count = len(self.impossible)
             lines.append(
@@ -232,12 +240,8 @@ class Sentinel:
         tolerance: float | None = None,
         raises: bool = True,
     ):
-        if not isinstance(generator, SpeculativeGenerator):
-            raise TypeError(
-                "generator must be the SpeculativeGenerator that writes the texts, got "
-                f"{shown(generator)}"
-            )
-        check_reference(reference, generator.target.vocab_size)
+        check_generator(generator)
+        check_reference(reference, generator.target)
         if tolerance is not None:
             check_number("tolerance", tolerance, 0)
         self._alarm = check_number("false_alarm", false_alarm, above=0, below=1)
@@ -300,6 +304,7 @@ class Sentinel:
                 len(DIRECTIONS),
                 tolerance=usual if self._tolerance is None else self._tolerance,
                 last=0.0 if scores is None else ON_LOOP,
+                alternatives=True,
             )
         prompts, texts = map(list, zip(*pairs, strict=True))
         reading = self._reader.read(prompts, texts, options, scores, self._learned, self._num_texts)
@@ -308,7 +313,8 @@ class Sentinel:
         self._num_at_cut += reading.num_at_cut
         lengths = torch.tensor([len(text) for text in texts], device="cpu")
         is_text = torch.arange(read.gains.shape[1], device="cpu") < lengths[:, None]  # [B, T]
-        self._wealth.add(read.gains, lengths, None if scores is None else read.loop_bets)
+        bets = None if scores is None else read.loop_bets
+        self._wealth.add(read.gains, lengths, bets, Ratios(read.ratios, read.spreads))
         self._num_texts += len(texts)
         self._knows_loop |= scores is not None
         rounding = torch.finfo(self._reader.generator.target.dtype).eps ** 0.5
@@ -361,23 +367,40 @@ class Sentinel:
             impossible=tuple(self._impossible),
             num_at_cut=self._num_at_cut,
             losses={label: _deviation(by[label], bool(distance)) for label in labels},
+            best_fit=self._wealth.alternatives.best,
         )
 
 
-def check_reference(reference: Any, vocab_size: int) -> None:
-    """Raises `TypeError` for what is no model of HF's, and `ValueError` for one of another
-    vocabulary.
+def check_generator(generator: Any) -> None:
+    """Raises `TypeError` for anything else."""
+    if not isinstance(generator, SpeculativeGenerator):
+        raise TypeError(
+            "generator must be the SpeculativeGenerator that writes the texts, got "
+            f"{shown(generator)}"
+        )
+
+
+def check_reference(reference: Any, target: Target) -> None:
+    """Raises `TypeError` for what is no causal model of HF's, and `ValueError` for one of another
+    vocabulary than the target's.
     """
-    if reference is not None and not isinstance(reference, PreTrainedModel):
+    if reference is None:
+        return
+    if not isinstance(reference, PreTrainedModel):
         raise TypeError(
             "reference must be a model of HF's (a PreTrainedModel), for instance a copy of the "
             f"target in float32, or None for the target's own; got {shown(reference)}"
         )
-    own = reference and reference.config.get_text_config().vocab_size
-    if reference is not None and own != vocab_size:
+    if not reference.can_generate():
+        raise TypeError(
+            f"reference must have logits of the next token, and a {type(reference).__name__} has "
+            "none; pass the model with its head (AutoModelForCausalLM)"
+        )
+    own = reference.config.get_text_config().vocab_size
+    if own != target.vocab_size:
         raise ValueError(
-            f"reference has a vocabulary of {own} and the target one of {vocab_size}; pass a copy "
-            "of the target, for instance in float32"
+            f"reference has a vocabulary of {own} and the target one of {target.vocab_size}; pass "
+            "a copy of the target, for instance in float32"
         )
 
 

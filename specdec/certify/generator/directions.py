@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from specdec.certify.generator.learned import Learned, Tilts, position_groups, row_groups
+from specdec.certify.generator.alternatives import Ratios, ratios_of
+from specdec.certify.generator.learned import Learned
 from specdec.types import Draft
 
 _RECENT = 64
@@ -63,9 +64,6 @@ class Before(NamedTuple):
     learned: Tensor  # by how much each token was seen too often
     learned_here: Tensor  # in this context
     learned_draft: Tensor  # of draft tokens
-    tilts: Tensor  # `[F, B, V]` functions whose lean is learned by position and by row
-    by_position: Tensor  # these as they leaned at this position of earlier texts
-    by_row: Tensor  # and in this row
 
 
 class Direction(NamedTuple):
@@ -117,10 +115,6 @@ DIRECTIONS = {
     "beside": Direction("this column's token of another row", lambda b: b.beside),
     "learned": Direction("seen too often in the texts before", lambda b: b.learned),
     "learned here": Direction("seen too often after the last tokens", lambda b: b.learned_here),
-    "position": Direction(
-        "as log p and log q / p leaned at this position of the text", lambda b: b.by_position
-    ),
-    "row": Direction("as log p and log q / p leaned in this row of the batch", lambda b: b.by_row),
     "draft, log q": Direction("draft tokens are too likely in it", lambda b: _log(b.first.q), True),
     "draft, quantile": Direction("where draft tokens stand", lambda b: _midst(b.first.q), True),
     "draft, learned": Direction("drafted too often here", lambda b: b.learned_draft, True),
@@ -144,6 +138,8 @@ class Gains(NamedTuple):
         rounding: `[B]` between two sound computations of p, 0 where there is but one.
         loop_bets: `[B]` logarithms of a bet that x is drawn from the former: 1 + 0.9 (ratio - 1) of
             its probability and p, which is 1 in the mean, or less where a ratio is cut.
+        ratios: `[B, A]` logarithms of the ratios of other distributions and p.
+        spreads: `[B, A]` how far from 1 these ratios are at most.
     """
 
     gains: Tensor
@@ -153,6 +149,8 @@ class Gains(NamedTuple):
     loop_distance: Tensor
     rounding: Tensor
     loop_bets: Tensor
+    ratios: Tensor
+    spreads: Tensor
 
 
 class Directions:
@@ -183,7 +181,6 @@ class Directions:
         self._last: Tensor | None = None  # p of the token before
         self._sum: Tensor | None = None  # of all p so far
         self._midst: Tensor | None = None  # of the token before
-        self._starts, self._rows = self._lengths, row_groups(len(rows), device)
         self._draft: Draft | None = None  # after the anchor before the last token
 
     def step(
@@ -221,16 +218,13 @@ class Directions:
         ratio = before.loop.gather(1, tokens) / probs.gather(1, tokens).clamp(min=1e-300)
         bets = (1 + _SURE * (ratio[:, 0].clamp(max=_MOST_RATIO) - 1)).log() * goes_on
         last = self._last_tokens(2)
-        for tilts, groups in self._tilts():
-            moments = [_moments(probs, f, tokens, none)[:2] for f in before.tilts]
-            own = [torch.stack(m, dim=1) * goes_on[:, None] for m in zip(*moments, strict=True)]
-            tilts.add(groups, *own)
+        others = Ratios(*(x * goes_on[:, None] for x in ratios_of(probs, before.first.q, tokens)))
         self._learned.add(last[goes_on], probs[goes_on], tokens[goes_on])
         self._learned.of_draft.add(last[is_drawn], before.first.q[is_drawn], drafted[is_drawn])
         self._last, self._draft, self._midst = probs, draft, _midst(probs).gather(1, tokens)
         self._sum = probs if self._sum is None else self._sum + probs
         self._lengths = (self._lengths + 1).minimum(self._ends)
-        return Gains(*gains, *far, bets)
+        return Gains(*gains, *far, bets, *others)
 
     def before(
         self, p: Tensor, draft: Draft | None, loop: Tensor | None, goes_on: Tensor
@@ -242,8 +236,6 @@ class Directions:
         has_beside = (goes_on & goes_on.roll(1))[:, None]
         has_beside[0] = False
         newest = self._last_tokens(_RECENT)
-        functions = torch.stack([_log(p), _log_ratio(first.q, p, 2.0)])
-        tilts = [each.values(groups, functions) for each, groups in self._tilts()]
         return Before(
             p,
             p if loop is None else loop,
@@ -259,14 +251,7 @@ class Directions:
             _midst(p).gather(1, tokens).roll(1, dims=0) * has_beside,
             *self._learned.factors(newest[:, :2], p),
             self._learned.of_draft.factors(newest[:, :2], p)[1],
-            functions,
-            *tilts,
         )
-
-    def _tilts(self) -> list[tuple[Tilts, Tensor]]:
-        """What is learned by position and by row, with this column's groups `[B, G]`."""
-        positions = position_groups(self._lengths - self._starts)
-        return [(self._learned.by_position, positions), (self._learned.by_row, self._rows)]
 
     def _last_tokens(self, count: int) -> Tensor:
         """`[B, count]`, the last one first; the text's first one again where it is too short."""

@@ -59,61 +59,6 @@ class Learned(Counts):
     def __init__(self):
         super().__init__()
         self.of_draft = Counts()
-        self.by_position = Tilts(_POSITIONS)
-        self.by_row = Tilts(_ROWS + _ROWS // 8)
-
-
-class Tilts:
-    """How far some functions of tokens leaned, apart for each of a number of groups of tokens.
-
-    Args:
-        num_groups: G.
-    """
-
-    def __init__(self, num_groups: int):
-        self._gains = self._variances = torch.zeros(
-            num_groups, 1, dtype=torch.float64, device="cpu"
-        )
-
-    def values(self, groups: Tensor, functions: Tensor) -> Tensor:
-        """`[B, V]` in -1..1: the functions `[F, B, V]`, each in the proportion in which it leaned
-        in the groups of a row, `[B, G]` 1 for those that it is of, else 0.
-        """
-        self._gains, self._variances = (
-            table.to(functions.device) for table in (self._gains, self._variances)
-        )
-        # Groups that lean by chance are left out: most of them do not lean.
-        doubt = _CHANCE * self._variances / (self._gains**2).clamp(min=1e-300)
-        shrunk = self._gains * (1 - doubt).clamp(min=0)
-        tilts = _BOLD * shrunk / (self._variances + _TILT_DOUBT)  # [G, F]
-        tilts = groups.to(functions) @ tilts.expand(-1, len(functions))
-        return (tilts.T[..., None] * functions).sum(dim=0).clamp(-1, 1)
-
-    def add(self, groups: Tensor, gains: Tensor, variances: Tensor) -> None:
-        """One more token of each row, `[B, F]` each, 0 where a row has ended."""
-        where = groups.to(gains).T
-        self._gains = self._gains + where @ gains
-        self._variances = self._variances + where @ variances
-
-
-_TILT_DOUBT, _CHANCE = 2.0, 2.0
-"""Likewise for functions, in sums of variances; and the squared number of standard deviations up to
-which a group is taken to lean by chance.
-"""
-_POSITIONS = 32
-_ROWS = 64
-
-
-def position_groups(positions: Tensor) -> Tensor:
-    """`[B, G]`: of new tokens by their number in the text, from 0: half octaves."""
-    half_octaves = (2 * (positions + 1).double().log2()).floor().long()
-    return one_hot(half_octaves.clamp(max=_POSITIONS - 1), _POSITIONS)
-
-
-def row_groups(count: int, device: torch.device | str) -> Tensor:
-    """`[B, G]`: of rows by their number in the batch, modulo 64 and modulo 8."""
-    rows, few = torch.arange(count, device=device), _ROWS // 8
-    return torch.cat([one_hot(rows % _ROWS, _ROWS), one_hot(rows % few, few)], dim=1)
 
 
 def _context(last: Tensor, probs: Tensor) -> Tensor:

@@ -25,10 +25,12 @@ Legend: T tokens of a text, D directions, S stakes, W shares of rows.
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer, check_number, check_tensor
+from specdec.certify.generator.alternatives import AlternativeBets, Ratios
 
 STAKES = tuple(sign * 0.4 * 2.0**-k for k in range(7) for sign in (1, -1))
 """Shares of the wealth that are bet, in steps of 2: the best one for a fault that moves the mean of
@@ -37,6 +39,8 @@ a direction by mu is mu / variance, and one that is sqrt(2) off grows 17 % more 
 SHARES = (1.0, 1 / 8, 1 / 50)
 """Of rows that are thought to be at fault. Most of the wealth is bet on all of them."""
 _PRIOR = (0.75, 0.125, 0.125)
+ON_ALTERNATIVES = 0.2
+"""Share of the wealth that is bet on other distributions, where their ratios are known."""
 
 
 class Wealth:
@@ -46,8 +50,10 @@ class Wealth:
         num_directions: D.
         tolerance: how far the mean of a gain may be from 0 in a sound generator.
         last: share of the wealth that is bet on the last direction; `None` for as on the others.
+        alternatives: whether a fifth of the wealth is bet on other distributions.
 
     Attributes:
+        alternatives: the bets on other distributions; `None` without.
         log_e: logarithm of the wealth.
         log_peak: of the largest wealth so far.
 
@@ -60,7 +66,14 @@ class Wealth:
         True
     """
 
-    def __init__(self, num_directions: int, *, tolerance: float = 0.0, last: float | None = None):
+    def __init__(
+        self,
+        num_directions: int,
+        *,
+        tolerance: float = 0.0,
+        last: float | None = None,
+        alternatives: bool = False,
+    ):
         count = check_integer("num_directions", num_directions, 1)
         self._tolerance = check_number("tolerance", tolerance, 0)
         self._logs = torch.zeros(len(SHARES), count, len(STAKES), dtype=torch.float64, device="cpu")
@@ -69,9 +82,16 @@ class Wealth:
         if last is not None:
             on[:-1], on[-1] = (1 - last) / (count - 1), last
         self._log_prior = (prior[:, None, None] * on[:, None]).log()
+        self.alternatives = AlternativeBets() if alternatives else None
         self.log_e = self.log_peak = 0.0
 
-    def add(self, gains: Tensor, lengths: Tensor, last_bets: Tensor | None = None) -> None:
+    def add(
+        self,
+        gains: Tensor,
+        lengths: Tensor,
+        last_bets: Tensor | None = None,
+        ratios: Ratios | None = None,
+    ) -> None:
         """Bets along more texts, which are drawn side by side.
 
         Args:
@@ -79,6 +99,10 @@ class Wealth:
             lengths: `[B]` tokens of each row.
             last_bets: `[B, T]` logarithms of factors with a mean of at most 1, which take the place
                 of stakes on the last direction; without a tolerance only.
+            ratios: `[B, T, A]` of each token; needed where alternatives are bet on.
+
+        Raises:
+            ValueError: gains of another shape, or no ratios where they are needed.
         """
         check_tensor("gains", gains, (len(lengths), None, self._logs.shape[1]), (torch.float64,))
         stakes = torch.tensor(STAKES, dtype=torch.float64, device="cpu")
@@ -92,6 +116,15 @@ class Wealth:
             kept = torch.full_like(wealths, beside)
             logs += torch.logaddexp(wealths + math.log(share), kept).sum(dim=0)
         self.log_e = (self._logs + self._log_prior).logsumexp(dim=(0, 1, 2)).item()
+        if self.alternatives is not None:
+            if ratios is None:
+                raise ValueError("alternatives are bet on; pass the ratios of each token")
+            # A function with values in -1..1 is off by the tolerance at most, so a ratio that is
+            # within a spread of 1 has a mean of at most 1 + spread * tolerance.
+            logs = ratios.logs - (ratios.spreads * self._tolerance).log1p()
+            self.alternatives.add(logs.cpu())
+            on = math.log1p(-ON_ALTERNATIVES), math.log(ON_ALTERNATIVES)
+            self.log_e = float(np.logaddexp(self.log_e + on[0], self.alternatives.log_e + on[1]))
         self.log_peak = max(self.log_peak, self.log_e)
 
     @property

@@ -4,14 +4,18 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import index
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_integer, check_number, shown
-from specdec.certify.generator.along import Sentinel, TextTest, check_reference
+from specdec.arguments import check_function, check_integer, check_number, shown
+from specdec.certify.generator.along import (
+    Sentinel,
+    TextTest,
+    check_generator,
+    check_reference,
+)
 from specdec.certify.generator.noise import NoiseAudit, audit_noise
 from specdec.certify.generator.reading import inputs_of
 from specdec.certify.generator.rows import RowsAudit, audit_rows
@@ -19,7 +23,7 @@ from specdec.certify.generator.text import TextAudit, audit_text
 from specdec.generator import SpeculativeGenerator
 from specdec.hf import WARPS
 from specdec.request import Sampling
-from specdec.request.prompts import left_padded
+from specdec.request.prompts import id_lists, left_padded
 from specdec.samplers import draw_by_race
 from specdec.show.text import draft_size
 
@@ -131,10 +135,12 @@ def certify_generator(
         progress: wraps the list of batches, `tqdm` for instance.
 
     Raises:
-        TypeError, ValueError: no prompt, an empty one, one that comes twice; greedy settings, or
-            such as an argument here decides (`max_new_tokens`: `num_tokens`); row inputs without a
-            value for each prompt; `until_sure` without a `target_bias`.
+        TypeError, ValueError: no generator; no prompt, an empty one, one that comes twice; greedy
+            settings, or such as an argument here decides (`max_new_tokens`: `num_tokens`); row
+            inputs without a value for each prompt; `until_sure` without a `target_bias`; a
+            reference of another vocabulary.
     """
+    check_generator(generator)
     counts = {"num_samples": num_samples, "num_tokens": num_tokens, "batch_size": batch_size}
     for name, count in {**counts, "audit_tokens": audit_tokens}.items():
         check_integer(name, count, 1)
@@ -143,7 +149,8 @@ def certify_generator(
         check_number("target_bias", target_bias, above=0, below=1)
     if until_sure and target_bias is None:
         raise ValueError("until_sure goes on until target_bias would have been seen; pass one")
-    check_reference(reference, generator.target.vocab_size)
+    check_reference(reference, generator.target)
+    check_function("progress", progress, "one that wraps a list, such as tqdm")
     prompts = _token_ids(prompts)
     settings = _settings(settings, len(prompts))
     drafter, sampler = generator.drafter, generator.sampler
@@ -226,6 +233,9 @@ def _settings(settings: Any, num_prompts: int) -> list[Mapping[str, Any]]:
     for number, each in enumerate(settings):
         if not isinstance(each, Mapping):
             raise TypeError(f"{advice} {{'temperature': 0.7}}; settings[{number}] is {shown(each)}")
+        for name in each:
+            if not isinstance(name, str):
+                raise TypeError(f"{advice} {{'temperature': 0.7}}; {shown(name)} names no option")
         if each.get("temperature") is not None:
             check_number("temperature", each["temperature"], above=0)
         for name, instead in _DECIDED.items():
@@ -259,13 +269,7 @@ def _shown(options: Mapping[str, Any]) -> str:
 
 def _token_ids(prompts: Sequence[Sequence[int]] | Tensor) -> list[list[int]]:
     """Different prompts, none of them empty."""
-    try:
-        prompts = [[index(token) for token in prompt] for prompt in prompts]
-    except TypeError as error:
-        advice = "pass token ids, [tokenizer(text).input_ids for text in texts]"
-        raise TypeError(f"prompts must be lists of integers: {error}; {advice}") from error
-    if not prompts or not all(prompts):
-        raise ValueError("expected at least one prompt, and at least one token in each")
+    prompts = id_lists("prompts", prompts)
     if len({tuple(prompt) for prompt in prompts}) < len(prompts):
         raise ValueError(
             "two prompts are equal: the second shows nothing that a larger num_samples would not; "

@@ -3,11 +3,20 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec.arguments import check_choice, check_device, check_integer, check_number, shown
+from specdec.arguments import (
+    check_choice,
+    check_device,
+    check_function,
+    check_integer,
+    check_number,
+    plain_numbers,
+    shown,
+)
 from specdec.certify.chisquare import detectable_variation
 from specdec.certify.foreign import ForeignBatchSampler, ForeignSampler, is_declared_lossy
 from specdec.certify.sampler.drafting import asks_for_race, examine_draft_law
@@ -82,6 +91,7 @@ def certify_sampler(
         progress: wraps the list of batches, `tqdm` for instance.
 
     Raises:
+        TypeError: no sampler, or its class; sizes, trees or paths that are no lists of numbers.
         ValueError: another dtype, sizes or trees too large to enumerate, a number out of range, or
             trees or paths for a rule that does not take them.
     """
@@ -93,6 +103,7 @@ def certify_sampler(
         num_draws = NUM_FOREIGN_DRAWS if is_slow else NUM_DRAWS
     check_integer("num_draws", num_draws, 1)
     check_number("false_alarm", false_alarm, above=0, below=1)
+    check_function("progress", progress, "one that wraps a list, such as tqdm")
     name = sampler.name if is_foreign else type(sampler).__name__
     is_usual = sizes is None and sampler.takes_trees
     if paths is None:
@@ -101,6 +112,7 @@ def certify_sampler(
         trees = TREES if is_usual and not sampler.needs_paths else ()
     if sizes is None:
         sizes = FOREIGN_SIZES if is_slow else SIZES
+    sizes, trees, paths = _shapes(sizes, trees, paths)
     _check_sizes(sizes, trees, paths)
     if (trees or paths) and not sampler.takes_trees:
         raise ValueError(f"{name} verifies chains (takes_trees is False); pass no trees")
@@ -158,16 +170,32 @@ def certify_sampler(
     return report
 
 
+def _shapes(*given: Any) -> list[tuple[tuple, ...]]:
+    """`sizes`, `trees` and `paths` as tuples of tuples, each of so many values as it says."""
+    meant = {
+        "sizes": ("(vocabulary, draft tokens, worlds)", ((4, 1, 36),), 3),
+        "trees": ("the parents of a tree's nodes", ((-1, 0, 0),), None),
+        "paths": ("(paths, tokens of each)", ((3, 2),), 2),
+    }
+    found = []
+    for (name, (what, example, count)), value in zip(meant.items(), given, strict=True):
+        value = plain_numbers(value)
+        is_table = isinstance(value, list | tuple) and all(
+            isinstance(row, list | tuple) and len(row) == (len(row) if count is None else count)
+            for row in value
+        )
+        if not is_table:
+            raise TypeError(
+                f"{name} must be a tuple of {what}, for instance {example}; got {shown(value)}"
+            )
+        found.append(tuple(map(tuple, value)))
+    return found
+
+
 def _check_sizes(sizes: Sizes, trees: Sequence[tuple[int, ...]], paths: Sequence) -> None:
     """Refuses what cannot be enumerated: each text of K + 1 tokens has a probability, and each
     pattern of accepting uniforms a row.
     """
-    is_table = isinstance(sizes, Sequence) and all(isinstance(x, Sequence) for x in sizes)
-    if not is_table or not all(len(size) == 3 for size in sizes):
-        raise TypeError(
-            "sizes must be a tuple of (vocabulary, draft tokens, worlds), for instance "
-            f"((4, 2, 18),); got {shown(sizes)}"
-        )
     if not sizes:
         raise ValueError("sizes must be (vocabulary, draft tokens, worlds) of a batch or more")
     for parents in trees:
