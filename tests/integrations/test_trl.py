@@ -224,8 +224,11 @@ def test_replaced_weights_raise_until_the_generator_is_refreshed():
     assert model.generate(**INPUTS, **GREEDY).equal(expected)
 
 
-def test_again_is_instead_and_a_copy_of_the_model_generates_by_its_own_weights():
+@pytest.mark.parametrize("is_hooked", [False, True])  # what runs in a model is tried by HF's code
+def test_again_is_instead_and_a_copy_of_the_model_generates_by_its_own_weights(is_hooked):
     model = zoo.load_target()
+    if is_hooked:
+        model.model.layers[0].register_forward_hook(lambda module, args, out: out)
     expected = model.generate(**INPUTS, **GREEDY)
     first = speculate(trainer_of(model), "lookup")
     second = speculate(trainer_of(model), "zoo:eagle3")
