@@ -136,7 +136,9 @@ def main(num_draws: int = 4096) -> None:
     """Certifies the rule on each shape, beside three that are lossless."""
 
     def of_point_masses(batches: list) -> list:
-        return [worlds for worlds in batches if worlds.is_point_mass and not worlds.is_chain]
+        return [
+            problems for problems in batches if problems.is_point_mass and not problems.is_chain
+        ]
 
     options = {"sizes": ((3, 1, 12),), "num_draws": num_draws, "progress": of_point_masses}
     for shape in SHAPES:

@@ -447,7 +447,7 @@ def row(name: str) -> tuple[str, SamplerReport | None]:
     seconds = time.perf_counter() - start
     how = "exact" if report.is_exact else "by draws"
     cells += [verdict(report), f"{report.deviation:.1e}", f"{report.tolerance:.0e}"]
-    return f"| {' | '.join(cells)} | {how}, {report.num_worlds}, {seconds:.0f} s |", report
+    return f"| {' | '.join(cells)} | {how}, {report.num_problems}, {seconds:.0f} s |", report
 
 
 def main() -> None:
@@ -455,7 +455,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CASES))
     names = parser.parse_args().names
-    print("| name | version | rule | verdict | deviation | tolerance | how, worlds, time |")
+    print("| name | version | rule | verdict | deviation | tolerance | how, problems, time |")
     print("|---|---|---|---|---|---|---|")
     for name in names or CASES:
         line, report = row(name)

@@ -62,7 +62,7 @@ def exact_float32():
 
 
 @pytest.fixture(autouse=True)
-def _commands_certify_over_few_worlds(request, monkeypatch):
+def _commands_certify_over_few_problems(request, monkeypatch):
     """`tests/certify` is about certificates."""
     if request.path.parent.name == "cli":
         from specdec.certify.sampler import exact

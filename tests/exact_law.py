@@ -8,25 +8,25 @@ from torch import Tensor
 from warpers import by_row, huggingface_law
 
 from specdec.certify.sampler.enumeration import Flips, find_flips, joint_law, mispredictions
+from specdec.certify.sampler.problems import Problems
+from specdec.certify.sampler.problems import random_problems as draw_problems
 from specdec.certify.sampler.races import find_races, wrong_winners
-from specdec.certify.sampler.worlds import Worlds
-from specdec.certify.sampler.worlds import random_worlds as draw_worlds
 from specdec.samplers import draw_by_race
 from specdec.types import Verdict
 
 
-def random_worlds(size: tuple[int, int, int], seed: int, kind: str = "soft") -> Worlds:
-    """Worlds of a size (V, K, W), without a warp; see `certify.sampler.worlds.random_worlds`."""
-    return draw_worlds(*size, torch.Generator().manual_seed(seed), kind=kind)
+def random_problems(size: tuple[int, int, int], seed: int, kind: str = "soft") -> Problems:
+    """Toy problems of a size (V, K, W), without a warp; see `certify.sampler.problems`."""
+    return draw_problems(*size, torch.Generator().manual_seed(seed), kind=kind)
 
 
-def warped(worlds: Worlds, warps: list[dict]) -> Worlds:
-    """The same worlds with one warp each; the laws that they should have are HF's."""
+def warped(problems: Problems, warps: list[dict]) -> Problems:
+    """The same problems with one warp each; the laws that they should have are HF's."""
     levels = [
         [huggingface_law(x, options) for x, options in zip(level, warps, strict=True)]
-        for level in worlds.logits
+        for level in problems.logits
     ]
-    return replace(worlds, warp=by_row(warps), target=[torch.stack(level) for level in levels])
+    return replace(problems, warp=by_row(warps), target=[torch.stack(level) for level in levels])
 
 
 def emitted(flips: Flips, length: int) -> Tensor:
@@ -34,27 +34,27 @@ def emitted(flips: Flips, length: int) -> Tensor:
     with these.
     """
     paths, vocab = flips.paths, flips.extra.shape[-1]
-    law = torch.zeros(len(paths.worlds), vocab ** (length - 1), vocab, dtype=torch.float64)
+    law = torch.zeros(len(paths.problems), vocab ** (length - 1), vocab, dtype=torch.float64)
     ends, goes_on = flips.num_accepted == length - 1, flips.num_accepted >= length
     row = flips.row[ends]
-    place = paths.world[row], paths.prefix[row, flips.path[ends, length - 1]]
+    place = paths.problem[row], paths.prefix[row, flips.path[ends, length - 1]]
     law.index_put_(place, flips.weight[ends, None] * flips.extra[ends], accumulate=True)
     if goes_on.any():
         row = flips.row[goes_on]
-        place = paths.world[row], paths.prefix[row, flips.path[goes_on, length]]
+        place = paths.problem[row], paths.prefix[row, flips.path[goes_on, length]]
         law.flatten(1).index_put_(place, flips.weight[goes_on], accumulate=True)
     return law
 
 
-def law_error(sampler: Callable[..., Verdict], worlds: Worlds, target: list[Tensor]) -> float:
+def law_error(sampler: Callable[..., Verdict], problems: Problems, target: list[Tensor]) -> float:
     """Largest deviation of the sampler's completed one-round law from the target's joint law."""
-    law = find_flips(sampler, replace(worlds, target=target)).completed_law()
+    law = find_flips(sampler, replace(problems, target=target)).completed_law()
     return (law - joint_law(target)).abs().max().item()
 
 
 def assert_lossless(
     sampler: Callable[..., Verdict],
-    worlds: Worlds,
+    problems: Problems,
     seed: int,
     *,
     is_race: bool | None = None,
@@ -65,11 +65,11 @@ def assert_lossless(
     if is_race is None:
         is_race = sampler.draw_draft is draw_by_race
     if is_race:
-        races = find_races(sampler, worlds)
+        races = find_races(sampler, problems)
         assert not len(wrong_winners(sampler, races, generator))
         law, expected = races.law[races.is_reached], races.target()[races.is_reached]
     else:
-        flips = find_flips(sampler, worlds)
+        flips = find_flips(sampler, problems)
         assert not len(mispredictions(sampler, flips, generator))
-        law, expected = flips.completed_law(), joint_law(worlds.target)
+        law, expected = flips.completed_law(), joint_law(problems.target)
     torch.testing.assert_close(law, expected, rtol=0, atol=tolerance)

@@ -3,7 +3,7 @@
 import pytest
 from outputs import differences
 
-SHOWN = "PASS  rule: 72 worlds\n  2.42 [2.02, 2.94], deviation 1.7e-16, e-value 3.1e+04, T = 1"
+SHOWN = "PASS  rule: 72 problems\n  2.42 [2.02, 2.94], deviation 1.7e-16, e-value 3.1e+04, T = 1"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from specdec import CouplingSampler, Draft, SpeculativeGenerator, Tree, certify
 from specdec.certify.sampler.enumeration import find_flips, joint_law
 from specdec.certify.sampler.optimum import most_accepted
 from specdec.certify.sampler.paths import Paths
-from specdec.certify.sampler.worlds import WARPS, Worlds, random_worlds
+from specdec.certify.sampler.problems import WARPS, Problems, random_problems
 from specdec.kernels.verify import paths as kernel
 from specdec.samplers import BlockSampler, GBVSampler, Noise, RejectionSampler, SpecTrSampler, Warp
 
@@ -30,21 +30,23 @@ each_rule = pytest.mark.parametrize("sampler", RULES, ids=lambda rule: type(rule
 SIZES = [(3, 1, 1), (3, 2, 1), (3, 3, 1), (3, 2, 2), (2, 2, 3), (2, 3, 2), (5, 2, 1)]  # V, P, D
 
 
-def path_worlds(seed, size, kind="soft", count=4, warps=({},)):
+def path_problems(seed, size, kind="soft", count=4, warps=({},)):
     vocab, paths, depth = size
     parents = tuple(max(node - paths, -1) for node in range(paths * depth))
     generator = torch.Generator().manual_seed(seed)
-    worlds = random_worlds(vocab, depth, count, generator, kind=kind, warps=warps, parents=parents)
-    worlds.has_replacement = "point" not in kind
-    return worlds
+    problems = random_problems(
+        vocab, depth, count, generator, kind=kind, warps=warps, parents=parents
+    )
+    problems.has_replacement = "point" not in kind
+    return problems
 
 
 def uniform(vocab, paths, depth=1):
-    """A world where target and draft are uniform."""
+    """A problem where target and draft are uniform."""
     even = [torch.full((1, vocab**i, vocab), 1 / vocab, dtype=torch.float64) for i in range(4)]
     parents = tuple(max(node - paths, -1) for node in range(paths * depth))
     logits = [table.log() for table in even[: depth + 1]]
-    return Worlds(logits, even[:depth], parents=parents, has_replacement=True)
+    return Problems(logits, even[:depth], parents=parents, has_replacement=True)
 
 
 # Law 1.
@@ -54,10 +56,10 @@ def uniform(vocab, paths, depth=1):
 @settings(max_examples=12)
 @given(seeds, st.sampled_from(SIZES), st.sampled_from(["soft", "mixed"]), st.booleans())
 def test_paths_leave_the_targets_law(sampler, seed, size, kind, is_warped):
-    worlds = path_worlds(seed, size, kind, warps=WARPS if is_warped else ({},))
-    assert_lossless(sampler, worlds, seed % 1000)
+    problems = path_problems(seed, size, kind, warps=WARPS if is_warped else ({},))
+    assert_lossless(sampler, problems, seed % 1000)
     assert bool(
-        (find_flips(sampler, worlds).mean_accepted < most_accepted(Paths(worlds)) + 1e-6).all()
+        (find_flips(sampler, problems).mean_accepted < most_accepted(Paths(problems)) + 1e-6).all()
     )
 
 
@@ -65,8 +67,8 @@ def test_paths_leave_the_targets_law(sampler, seed, size, kind, is_warped):
 @settings(max_examples=4)
 @given(seeds, st.sampled_from(["point-mass", "short point-mass"]))
 def test_of_point_masses_the_targets_own_tokens_are_taken(sampler, seed, kind):
-    worlds = path_worlds(seed, (3, 2, 2), kind)
-    flips, expected = (find_flips(rule, worlds) for rule in (sampler, BlockSampler()))
+    problems = path_problems(seed, (3, 2, 2), kind)
+    flips, expected = (find_flips(rule, problems) for rule in (sampler, BlockSampler()))
     assert flips.completed_law().equal(expected.completed_law())
     assert flips.mean_accepted.equal(expected.mean_accepted)
 
@@ -75,8 +77,8 @@ def test_of_point_masses_the_targets_own_tokens_are_taken(sampler, seed, kind):
 @settings(max_examples=4)
 @given(seeds, st.sampled_from(["soft", "mixed"]))
 def test_one_path_is_verified_as_a_block(sampler, seed, kind):
-    worlds = path_worlds(seed, (3, 1, 3), kind)
-    for of in (worlds, replace(worlds, parents=None)):
+    problems = path_problems(seed, (3, 1, 3), kind)
+    for of in (problems, replace(problems, parents=None)):
         flips, expected = (find_flips(rule, of) for rule in (sampler, BlockSampler()))
         torch.testing.assert_close(flips.completed_law(), joint_law(of.target), rtol=0, atol=1e-12)
         torch.testing.assert_close(flips.mean_accepted, expected.mean_accepted, rtol=0, atol=1e-8)
@@ -89,8 +91,8 @@ def test_certify_passes_them_and_prints_how_much_they_accept(sampler):
     assert report.passed
     assert 0 < report.distance < 1
     assert "independent paths 0." in str(report)
-    worlds, mean, most = report.accepted[0]
-    assert worlds.family == "chains"
+    problems, mean, most = report.accepted[0]
+    assert problems.family == "chains"
     torch.testing.assert_close(mean, most, rtol=0, atol=1e-7)
 
 
@@ -118,10 +120,10 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_mistake_is_found(monkeypatch, fault):
     name, wrong = FAULTS[fault]
-    sampler, worlds = RULES[name == "k_sequential"], path_worlds(3, (3, 2, 2), count=8)
-    assert law_error(sampler, worlds, worlds.target) < 1e-12
+    sampler, problems = RULES[name == "k_sequential"], path_problems(3, (3, 2, 2), count=8)
+    assert law_error(sampler, problems, problems.target) < 1e-12
     monkeypatch.setattr(kernel, name, wrong)
-    assert law_error(sampler, worlds, worlds.target) > 0.01
+    assert law_error(sampler, problems, problems.target) > 0.01
 
 
 @each_rule
@@ -130,9 +132,9 @@ def test_paths_drawn_without_replacement_are_no_independent_ones(sampler):
         def accept(self, draft, *others):
             return super().accept(replace(draft, num_paths=2), *others)
 
-    worlds = path_worlds(5, (3, 2, 1), count=8)
-    assert law_error(Believed(), worlds, worlds.target) < 1e-12
-    assert law_error(Believed(), replace(worlds, has_replacement=False), worlds.target) > 0.01
+    problems = path_problems(5, (3, 2, 1), count=8)
+    assert law_error(Believed(), problems, problems.target) < 1e-12
+    assert law_error(Believed(), replace(problems, has_replacement=False), problems.target) > 0.01
 
 
 # The distributions that they judge by.
@@ -140,7 +142,7 @@ def test_paths_drawn_without_replacement_are_no_independent_ones(sampler):
 
 def law_of_best(target, probs, count):
     """`[V**D]`: how often each path is the best of `count`, summed over all tuples of paths; D
-    levels `[V**i, V]` of one world.
+    levels `[V**i, V]` of one problem.
     """
     depth, vocab = len(probs), target[0].shape[-1]
     chance, rank = {}, {}
@@ -170,8 +172,8 @@ def next_tokens(law, vocab, depth):
 @given(seeds, st.integers(1, 3), st.integers(1, 2))
 def test_the_best_path_is_drawn_from_what_all_tuples_of_paths_say(seed, count, depth):
     vocab = 3
-    worlds = path_worlds(seed, (vocab, 1, depth), count=1)
-    target, probs = ([level[0] for level in x] for x in (worlds.target, worlds.draft))
+    problems = path_problems(seed, (vocab, 1, depth), count=1)
+    target, probs = ([level[0] for level in x] for x in (problems.target, problems.draft))
     law = law_of_best(target, probs, count)
     levels = next_tokens(law, vocab, depth)
     for number in law.nonzero()[:, 0].tolist():
@@ -186,8 +188,8 @@ def test_the_best_path_is_drawn_from_what_all_tuples_of_paths_say(seed, count, d
 @settings(max_examples=20)
 @given(seeds, st.integers(1, 6))
 def test_the_divisor_is_the_least_that_leaves_no_negative_weight(seed, count):
-    worlds = path_worlds(seed, (5, 1, 1), count=6)
-    p, q, many = worlds.target[0][:, 0], worlds.draft[0][:, 0], torch.full((6,), count)
+    problems = path_problems(seed, (5, 1, 1), count=6)
+    p, q, many = problems.target[0][:, 0], problems.draft[0][:, 0], torch.full((6,), count)
     divisor, rest = kernel.k_sequential(many, p, q)
     assert bool(((divisor >= 1) & (divisor <= count)).all())
 
@@ -221,12 +223,12 @@ def test_a_small_interval_of_paths_loses_no_digits():
 @given(seeds, st.integers(1, 3), st.integers(2, 4))
 def test_of_one_token_the_optimum_is_that_of_optimal_transport(seed, count, vocab):
     """Accepted tokens in a set S are at most p(S), and at most the chance that one is drafted."""
-    worlds = path_worlds(seed, (vocab, count, 1), count=3)
+    problems = path_problems(seed, (vocab, count, 1), count=3)
     expected = []
-    for p, q in zip(worlds.target[0][:, 0], worlds.draft[0][:, 0], strict=True):
+    for p, q in zip(problems.target[0][:, 0], problems.draft[0][:, 0], strict=True):
         sets = [list(s) for n in range(vocab + 1) for s in combinations(range(vocab), n)]
         expected.append(min(1 - p[s].sum() + 1 - (1 - q[s].sum()) ** count for s in sets))
-    found = most_accepted(Paths(worlds))
+    found = most_accepted(Paths(problems))
     torch.testing.assert_close(found, torch.stack(expected), rtol=0, atol=1e-7)
 
 
@@ -234,10 +236,10 @@ def test_of_one_token_the_optimum_is_that_of_optimal_transport(seed, count, voca
 @given(seeds, st.sampled_from(["soft", "mixed"]))
 def test_of_a_chain_no_rule_accepts_more_than_the_block_rule(seed, kind):
     generator = torch.Generator().manual_seed(seed)
-    worlds = random_worlds(3, 3, 4, generator, kind=kind)
-    found = most_accepted(Paths(worlds))
+    problems = random_problems(3, 3, 4, generator, kind=kind)
+    found = most_accepted(Paths(problems))
     block, token = (
-        find_flips(rule, worlds).mean_accepted for rule in (BlockSampler(), RejectionSampler())
+        find_flips(rule, problems).mean_accepted for rule in (BlockSampler(), RejectionSampler())
     )
     torch.testing.assert_close(found, block, rtol=0, atol=1e-7)
     assert bool((token <= found + 1e-7).all())
@@ -248,25 +250,25 @@ def test_of_a_chain_no_rule_accepts_more_than_the_block_rule(seed, kind):
 def test_of_the_chosen_path_no_rule_accepts_more_than_gbv(seed, size, kind, is_warped):
     """A rule that sees the best path alone sees a chain, drawn from the law of the best path."""
     vocab, num_paths, depth = size
-    worlds = path_worlds(seed, size, kind, count=6, warps=WARPS if is_warped else ({},))
-    found = find_flips(GBVSampler(), worlds).mean_accepted
-    for world in range(len(worlds)):
-        valid = worlds.num_valid[world] if worlds.num_valid else num_paths * depth
+    problems = path_problems(seed, size, kind, count=6, warps=WARPS if is_warped else ({},))
+    found = find_flips(GBVSampler(), problems).mean_accepted
+    for problem in range(len(problems)):
+        valid = problems.num_valid[problem] if problems.num_valid else num_paths * depth
         count = max(1, min(valid, num_paths))  # paths, which are cut where the shortest one ends
         length = valid // count
-        warp = Warp(1, **{name: values[world] for name, values in worlds.warp.items()})
+        warp = Warp(1, **{name: values[problem] for name, values in problems.warp.items()})
         # As the rule computes it, so that rounding breaks ties in the same way.
-        target = [warp(level[world][None])[0] for level in worlds.logits[: length + 1]]
-        law = law_of_best(target, [level[world] for level in worlds.draft[:length]], count)
+        target = [warp(level[problem][None])[0] for level in problems.logits[: length + 1]]
+        law = law_of_best(target, [level[problem] for level in problems.draft[:length]], count)
         # I(uy) <= law(uy), and I(uy) <= I(u) p(y | u): see `optimum`.
         reach, expected = torch.ones(1, dtype=torch.float64), 0.0
         for d in range(length):
             drawn = law.view(vocab ** (d + 1), -1).sum(dim=1)
             reach = torch.minimum(drawn, (reach[:, None] * target[d]).flatten())
             expected += reach.sum().item()
-        assert found[world].item() == pytest.approx(expected, abs=1e-9)
+        assert found[problem].item() == pytest.approx(expected, abs=1e-9)
         chain = [level.nan_to_num(nan=1 / vocab)[None] for level in next_tokens(law, vocab, length)]
-        chain = Worlds([p.log()[None] for p in target], chain)
+        chain = Problems([p.log()[None] for p in target], chain)
         assert most_accepted(Paths(chain)).item() == pytest.approx(expected, abs=1e-7)
 
 
@@ -295,20 +297,20 @@ def test_equal_distributions_by_hand():
     """Of two uniform draws out of two ids the better is the higher one with 3/4: GBV accepts 1/2 +
     1/4. K-sequential selection accepts the first.
     """
-    worlds = uniform(2, 2)
-    accepted = [find_flips(rule, worlds).mean_accepted.item() for rule in RULES]
+    problems = uniform(2, 2)
+    accepted = [find_flips(rule, problems).mean_accepted.item() for rule in RULES]
     assert accepted == pytest.approx([Fraction(3, 4), 1], abs=1e-8)
-    assert most_accepted(Paths(worlds)).item() == pytest.approx(1)
+    assert most_accepted(Paths(problems)).item() == pytest.approx(1)
 
 
 def test_a_target_with_one_token_by_hand():
     """Each rule accepts it if one of three uniform draws out of two ids is this token: 7/8."""
-    worlds = uniform(2, 3)
-    worlds.target[0] = torch.tensor([[[1.0, 0.0]]]).double()
-    worlds.logits[0] = worlds.target[0].log()
+    problems = uniform(2, 3)
+    problems.target[0] = torch.tensor([[[1.0, 0.0]]]).double()
+    problems.logits[0] = problems.target[0].log()
     for rule in (*RULES, BlockSampler()):
-        assert find_flips(rule, worlds).mean_accepted.item() == pytest.approx(7 / 8)
-    assert most_accepted(Paths(worlds)).item() == pytest.approx(7 / 8)
+        assert find_flips(rule, problems).mean_accepted.item() == pytest.approx(7 / 8)
+    assert most_accepted(Paths(problems)).item() == pytest.approx(7 / 8)
 
 
 # Drafts.

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.certify.sampler.paths import Paths
-from specdec.certify.sampler.worlds import Worlds, random_weights
+from specdec.certify.sampler.problems import Problems, random_weights
 from specdec.kernels import VerifyUniforms, draw, token_rule
 from specdec.kernels.verify.reference import point_rule
 from specdec.samplers import (
@@ -33,15 +33,15 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def uniform_drafts(vocab, width, seed):
-    """Worlds with zeros in the target, where every path is drafted."""
+    """Problems with zeros in the target, where every path is drafted."""
     generator = torch.Generator().manual_seed(seed)
     weights = [random_weights((2, vocab**i, vocab), generator) for i in range(width + 1)]
     draft = [torch.full_like(w, 1 / vocab) for w in weights[:width]]
-    return Worlds([w.log() for w in weights], draft)
+    return Problems([w.log() for w in weights], draft)
 
 
-def smallest_probability_emitted(sampler, worlds, accept, resample):
-    paths = Paths(worlds)
+def smallest_probability_emitted(sampler, problems, accept, resample):
+    paths = Paths(problems)
     ones = torch.ones(paths.tokens.shape, dtype=torch.float64)
     run = paths.runner(sampler, torch.arange(len(paths)))
     verdict = run(accept * ones, torch.full((len(paths),), resample, dtype=torch.float64))
@@ -54,8 +54,8 @@ def smallest_probability_emitted(sampler, worlds, accept, resample):
 def test_no_token_of_probability_zero_is_emitted_at_the_ends_of_the_uniforms(
     vocab, width, accept, resample, seed
 ):
-    worlds = uniform_drafts(vocab, width, seed)
-    assert smallest_probability_emitted(RejectionSampler(), worlds, accept, resample) > 0
+    problems = uniform_drafts(vocab, width, seed)
+    assert smallest_probability_emitted(RejectionSampler(), problems, accept, resample) > 0
 
 
 def accepts_ties(draft, logits, warp, noise):
@@ -72,8 +72,8 @@ def accepts_ties(draft, logits, warp, noise):
 
 
 def test_the_check_fails_a_sampler_that_accepts_at_equality():
-    worlds = uniform_drafts(4, 2, seed=0)
-    assert smallest_probability_emitted(accepts_ties, worlds, 0.0, 0.0) == 0
+    problems = uniform_drafts(4, 2, seed=0)
+    assert smallest_probability_emitted(accepts_ties, problems, 0.0, 0.0) == 0
 
 
 def test_a_token_is_accepted_strictly_below_its_ratio():
@@ -119,14 +119,14 @@ def test_a_rejection_that_leaves_nothing_draws_from_the_target(vocab, resample, 
 @settings(max_examples=10)
 @given(st.integers(2, 4), st.integers(1, 3), st.sampled_from([float("nan"), float("inf")]), seeds)
 def test_draft_probs_that_are_not_finite_leave_the_law_of_the_target(vocab, width, value, seed):
-    worlds = uniform_drafts(vocab, width, seed)
+    problems = uniform_drafts(vocab, width, seed)
     broken = torch.arange(width) % 2 == seed % 2
 
     def sampler(draft, logits, warp, noise):
         probs = draft.probs.masked_fill(broken[:, None], value)
         return RejectionSampler()(Draft(draft.tokens, probs), logits, warp, noise)
 
-    assert law_error(sampler, worlds, worlds.target) < 1e-12
+    assert law_error(sampler, problems, problems.target) < 1e-12
 
 
 SAMPLERS = [

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from exact_law import assert_lossless, emitted, random_worlds, warped
+from exact_law import assert_lossless, emitted, random_problems, warped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
@@ -23,7 +23,7 @@ from transformers import (
 from warpers import warps
 
 from specdec.certify.sampler.enumeration import find_flips, joint_law
-from specdec.certify.sampler.worlds import WARPS, Worlds, warped_law
+from specdec.certify.sampler.problems import WARPS, Problems, warped_law
 from specdec.loop.processors import process_window
 from specdec.samplers import (
     BlockSampler,
@@ -63,32 +63,32 @@ ONE_BY_ONE = [
 @lossless
 @pytest.mark.parametrize(("name", "kind", "width", "vocab"), ONE_BY_ONE)
 def test_a_round_has_the_law_of_the_target_behind_each_filter(sampler, kind, name, width, vocab):
-    worlds = random_worlds((vocab, width, 6), seed=width, kind=kind)
+    problems = random_problems((vocab, width, 6), seed=width, kind=kind)
     if name != "none":
-        worlds = warped(worlds, [NEUTRAL | FILTERS[name]] * 6)
-    assert_lossless(sampler, worlds, seed=0)
+        problems = warped(problems, [NEUTRAL | FILTERS[name]] * 6)
+    assert_lossless(sampler, problems, seed=0)
 
 
 @lossless
 @given(sizes, kinds, seeds)
 @settings(max_examples=8)
 def test_a_round_has_the_law_of_the_target_for_tables_of_any_size(sampler, size, kind, seed):
-    assert_lossless(sampler, random_worlds(size, seed, kind), seed)
+    assert_lossless(sampler, random_problems(size, seed, kind), seed)
 
 
 @lossless
 @given(sizes, kinds, st.lists(warps, min_size=2, max_size=2), seeds)
 @settings(max_examples=8)
 def test_truncated_and_greedy_rows_mix_in_a_batch(sampler, size, kind, warps, seed):
-    assert_lossless(sampler, warped(random_worlds((*size[:2], 2), seed, kind), warps), seed)
+    assert_lossless(sampler, warped(random_problems((*size[:2], 2), seed, kind), warps), seed)
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=5).filter(any), st.sampled_from(WARPS))
-def test_the_laws_of_the_packages_own_worlds_are_those_of_huggingface(weights, options):
+def test_the_laws_of_the_packages_own_problems_are_those_of_huggingface(weights, options):
     table = torch.tensor([weights], dtype=torch.float64)
-    worlds = warped(Worlds([table[None].log()], []), [NEUTRAL | options])
+    problems = warped(Problems([table[None].log()], []), [NEUTRAL | options])
     expected = warped_law(table[0], options)
-    torch.testing.assert_close(worlds.target[0][0, 0], expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(problems.target[0][0, 0], expected, rtol=0, atol=1e-12)
 
 
 PROMPT = [2, 0, 2]
@@ -106,12 +106,14 @@ PROCESSORS = {
 )
 def test_logits_processors_that_read_the_text_belong_to_the_target(sampler, kind, name):
     processors = LogitsProcessorList(PROCESSORS[name])
-    worlds = random_worlds((3, 2, 4), seed=len(name), kind=kind)
-    worlds.logits = [level.clamp(min=-2.0) for level in worlds.logits]  # something is always left
+    problems = random_problems((3, 2, 4), seed=len(name), kind=kind)
+    problems.logits = [
+        level.clamp(min=-2.0) for level in problems.logits
+    ]  # something is always left
     target = []
-    for length, level in enumerate(worlds.logits):
+    for length, level in enumerate(problems.logits):
         ids = [[*PROMPT, *digits(code, length)] for code in range(3**length)]
-        ids = torch.tensor(ids).repeat(len(worlds), 1)
+        ids = torch.tensor(ids).repeat(len(problems), 1)
         target.append(processors(ids, level.flatten(0, 1)).softmax(-1).view(level.shape))
     processed = {}
 
@@ -125,9 +127,9 @@ def test_logits_processors_that_read_the_text_belong_to_the_target(sampler, kind
         return sampler(draft, processed[key][1], warp, noise)
 
     is_race = sampler.draw_draft is draw_by_race
-    assert_lossless(with_processors, replace(worlds, target=target), 0, is_race=is_race)
+    assert_lossless(with_processors, replace(problems, target=target), 0, is_race=is_race)
     assert any(
-        not torch.allclose(a.softmax(-1), b) for a, b in zip(worlds.logits, target, strict=True)
+        not torch.allclose(a.softmax(-1), b) for a, b in zip(problems.logits, target, strict=True)
     )
 
 
@@ -139,17 +141,17 @@ def digits(code, length):
 @given(st.tuples(st.integers(2, 5), st.integers(1, 3), st.integers(1, 2)), seeds)
 @settings(max_examples=8)
 def test_each_token_is_accepted_with_the_largest_probability_that_any_rule_can_reach(size, seed):
-    worlds = random_worlds(size, seed)
-    flips = find_flips(RejectionSampler(), worlds)
+    problems = random_problems(size, seed)
+    flips = find_flips(RejectionSampler(), problems)
     paths = flips.paths
-    for i, (p, q) in enumerate(zip(worlds.target, worlds.draft, strict=False)):
-        prefix = (paths.world, paths.prefix[:, i])
+    for i, (p, q) in enumerate(zip(problems.target, problems.draft, strict=False)):
+        prefix = (paths.problem, paths.prefix[:, i])
         optimum = torch.minimum(p, q).sum(-1)[prefix]
         ratio = (p / q)[prefix].gather(1, paths.tokens[:, i : i + 1])[:, 0].clamp(max=1)
         is_reached = (flips.accept[:, :i] > 1e-9).all(-1)
         reached = flips.accept[is_reached, i]
         torch.testing.assert_close(reached, ratio[is_reached], rtol=0, atol=1e-12)
-        by_path = torch.zeros_like(worlds.draft[i])
+        by_path = torch.zeros_like(problems.draft[i])
         by_path[(*prefix, paths.tokens[:, i])] = flips.accept[:, i]
         accepted = (q * by_path).sum(-1)[prefix]
         torch.testing.assert_close(accepted[is_reached], optimum[is_reached], rtol=0, atol=1e-12)
@@ -159,15 +161,15 @@ def test_each_token_is_accepted_with_the_largest_probability_that_any_rule_can_r
 @settings(max_examples=8)
 def test_block_verification_accepts_the_most_that_a_lossless_rule_can(size, seed):
     """Prefix i stands with probability P_i: none more, or its text would come too often."""
-    worlds = random_worlds(size, seed)
-    flips = find_flips(BlockSampler(), worlds)
+    problems = random_problems(size, seed)
+    flips = find_flips(BlockSampler(), problems)
     paths, (vocab, width, count) = flips.paths, size
     kept = torch.ones(len(paths), dtype=torch.float64)
     most = torch.zeros(count, dtype=torch.float64)
     for i in range(width):
-        at = paths.world, paths.prefix[:, i], paths.prefix[:, i + 1] % vocab
-        kept = (kept * worlds.target[i][at] / worlds.draft[i][at]).clamp(max=1)
-        most.index_add_(0, paths.world, paths.weight * kept)
+        at = paths.problem, paths.prefix[:, i], paths.prefix[:, i + 1] % vocab
+        kept = (kept * problems.target[i][at] / problems.draft[i][at]).clamp(max=1)
+        most.index_add_(0, paths.problem, paths.weight * kept)
     torch.testing.assert_close(flips.mean_accepted, most, rtol=0, atol=1e-12)
 
 
@@ -178,26 +180,26 @@ def test_block_verification_accepts_the_most_that_a_lossless_rule_can(size, seed
 def test_the_two_token_example_of_the_paper_accepts_what_the_paper_says(sampler, expected):
     p, q = (torch.tensor(law, dtype=torch.float64) for law in ([1 / 3, 2 / 3], [2 / 3, 1 / 3]))
     levels = [2**i for i in range(3)]
-    worlds = Worlds(
+    problems = Problems(
         [p.log().expand(1, n, 2) for n in levels], [q.expand(1, n, 2) for n in levels[:2]]
     )
-    accepted = find_flips(sampler, worlds).mean_accepted
+    accepted = find_flips(sampler, problems).mean_accepted
     assert accepted.item() == pytest.approx(float(expected), abs=1e-14)
 
 
-def assert_emits(sampler, worlds, law_of):
+def assert_emits(sampler, problems, law_of):
     """Each token that a round emits, given that the round came so far, has the law `law_of(p,
     q)`, and the target's at places without a draft token.
     """
-    flips = find_flips(sampler, worlds)
-    valid = torch.tensor(worlds.num_valid or [worlds.num_draft_tokens] * len(worlds))
-    for i, p in enumerate(worlds.target):
+    flips = find_flips(sampler, problems)
+    valid = torch.tensor(problems.num_valid or [problems.num_draft_tokens] * len(problems))
+    for i, p in enumerate(problems.target):
         found = emitted(flips, i + 1)
         reached = found.sum(-1, keepdim=True)
         expected = p
-        if i < worlds.num_draft_tokens:
+        if i < problems.num_draft_tokens:
             is_drafted = (i < valid)[:, None, None]
-            expected = torch.where(is_drafted, law_of(p, worlds.draft[i]), p)
+            expected = torch.where(is_drafted, law_of(p, problems.draft[i]), p)
         torch.testing.assert_close(found, reached * expected, rtol=0, atol=1e-12)
     return flips
 
@@ -205,13 +207,13 @@ def assert_emits(sampler, worlds, law_of):
 @given(st.sampled_from([0.0, 0.25, 0.9, 1.0]), small_sizes, kinds, seeds)
 @settings(max_examples=12)
 def test_the_ensemble_samples_exactly_from_its_mixture(weight, size, kind, seed):
-    worlds = random_worlds(size, seed, kind)
+    problems = random_problems(size, seed, kind)
     sampler = EnsembleSampler(weight)
-    flips = assert_emits(sampler, worlds, lambda p, q: weight * p + (1 - weight) * q)
-    valid = torch.tensor(worlds.num_valid or [size[1]] * size[2])
+    flips = assert_emits(sampler, problems, lambda p, q: weight * p + (1 - weight) * q)
+    valid = torch.tensor(problems.num_valid or [size[1]] * size[2])
     off, bound = joint_variation(flips), torch.zeros(size[2], dtype=torch.float64)
-    for i, q in enumerate(worlds.draft):
-        largest = (1 - weight) * variation(q, worlds.target[i]).amax(dim=1)  # over contexts
+    for i, q in enumerate(problems.draft):
+        largest = (1 - weight) * variation(q, problems.target[i]).amax(dim=1)  # over contexts
         bound += torch.where(i < valid, largest, 0.0)
     assert (off <= bound + 1e-12).all()
     if size[1] == 1:
@@ -224,7 +226,7 @@ TYPICAL = [(0.3, 0.09), (0.05, 1.0), (1.0, 1.0), (1.0, 2.0), (0.0, 0.0)]
 @given(st.sampled_from(TYPICAL), small_sizes, kinds, seeds)
 @settings(max_examples=12)
 def test_typical_acceptance_is_off_by_what_its_docstring_says(thresholds, size, kind, seed):
-    (epsilon, delta), worlds = thresholds, random_worlds(size, seed, kind)
+    (epsilon, delta), problems = thresholds, random_problems(size, seed, kind)
 
     def law_of(p, q):
         entropy = -(p * p.clamp(min=1e-300).log()).sum(-1, keepdim=True)
@@ -236,7 +238,7 @@ def test_typical_acceptance_is_off_by_what_its_docstring_says(thresholds, size, 
         torch.testing.assert_close(variation(law, p), bound, rtol=0, atol=1e-12)
         return law
 
-    assert_emits(TypicalSampler(epsilon, delta), worlds, law_of)
+    assert_emits(TypicalSampler(epsilon, delta), problems, law_of)
 
 
 def variation(law, other):
@@ -246,7 +248,7 @@ def variation(law, other):
 
 def joint_variation(flips):
     """`[W]`: between the law of K + 1 tokens and the target's."""
-    return variation(flips.completed_law(), joint_law(flips.paths.worlds.target))
+    return variation(flips.completed_law(), joint_law(flips.paths.problems.target))
 
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["soft", "point-mass"])
@@ -257,7 +259,7 @@ def joint_variation(flips):
 @settings(max_examples=8)
 def test_a_short_row_is_decided_as_a_draft_of_so_many_tokens(sampler, is_told, width, seed):
     """What a draft holds behind a row's valid tokens is of no account, also where it looks sound.
-    (Worlds hold NaN there, which some mistakes take for a rejection.)
+    (Problems hold NaN there, which some mistakes take for a rejection.)
     """
     rows, vocab, generator = 6, 3, torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, width + 1, vocab, generator=generator)
@@ -318,19 +320,19 @@ def of_token(draft, index):
 
 @pytest.mark.parametrize(("sampler", "name"), CASES)
 def test_a_draft_may_end_by_what_was_drawn_before_the_token_that_is_left_out(sampler, name):
-    assert_lossless(stopped(sampler, STOPS[name]), random_worlds((3, 3, 6), 0), 0)
+    assert_lossless(stopped(sampler, STOPS[name]), random_problems((3, 3, 6), 0), 0)
 
 
 @pytest.mark.parametrize("sampler", LOSSLESS[:2], ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("name", ["own draw", "next draw"])
 def test_a_draft_must_not_end_by_the_draw_of_the_token_that_is_left_out(sampler, name):
-    flips = find_flips(stopped(sampler, STOPS[name]), random_worlds((3, 3, 4), 0))
-    assert (joint_variation(flips) > 0.01).sum() >= 3  # of 4 worlds
-    assert (joint_variation(find_flips(sampler, flips.paths.worlds)) < 1e-12).all()
+    flips = find_flips(stopped(sampler, STOPS[name]), random_problems((3, 3, 4), 0))
+    assert (joint_variation(flips) > 0.01).sum() >= 3  # of 4 problems
+    assert (joint_variation(find_flips(sampler, flips.paths.problems)) < 1e-12).all()
 
 
 @lossless
 def test_where_point_masses_and_drafts_of_races_end_is_of_no_account(sampler):
     """A point mass has no draw to end by, and a race emits the target's own tokens."""
-    worlds = random_worlds((3, 3, 4), 0, "soft" if sampler is LOSSLESS[2] else "point-mass")
-    assert_lossless(stopped(sampler, STOPS["next draw"]), worlds, 0)
+    problems = random_problems((3, 3, 4), 0, "soft" if sampler is LOSSLESS[2] else "point-mass")
+    assert_lossless(stopped(sampler, STOPS["next draw"]), problems, 0)

@@ -19,7 +19,7 @@ from specdec import (
     TypicalSampler,
 )
 from specdec.certify.sampler.enumeration import find_flips
-from specdec.certify.sampler.worlds import WARPS, Worlds, random_worlds
+from specdec.certify.sampler.problems import WARPS, Problems, random_problems
 from specdec.graphs.tree import map_tensors
 from specdec.kernels import verify_tree
 from specdec.loop.step import check_verdict
@@ -53,11 +53,11 @@ def depth_of(parents):
 def random_trees(seed, kind, *, vocab=3, has_replacement=False, warps=({},)):
     generator = torch.Generator().manual_seed(seed)
     parents = random_parents(1 + seed % 4, vocab, generator)
-    worlds = random_worlds(
+    problems = random_problems(
         vocab, depth_of(parents), 4, generator, kind=kind, warps=warps, parents=parents
     )
-    worlds.has_replacement = has_replacement
-    return worlds
+    problems.has_replacement = has_replacement
+    return problems
 
 
 # Law 1.
@@ -69,8 +69,8 @@ def random_trees(seed, kind, *, vocab=3, has_replacement=False, warps=({},)):
 def test_every_tree_leaves_the_targets_law(sampler, seed, kind, has_replacement, is_warped):
     has_replacement = has_replacement and "point" not in kind
     warps = WARPS if is_warped else ({},)
-    worlds = random_trees(seed, kind, has_replacement=has_replacement, warps=warps)
-    assert_lossless(sampler, worlds, seed % 1000)
+    problems = random_trees(seed, kind, has_replacement=has_replacement, warps=warps)
+    assert_lossless(sampler, problems, seed % 1000)
 
 
 FAULTS = {
@@ -95,8 +95,8 @@ def test_a_planted_mistake_is_found(fault, by_block):
         return verify_tree(wrong, probs, logits.amax(-1), uniforms, by_block=by_block)
 
     generator = torch.Generator().manual_seed(3)
-    worlds = random_worlds(3, 2, 8, generator, parents=(-1, -1, 1))
-    assert law_error(biased, worlds, worlds.target) > 0.01
+    problems = random_problems(3, 2, 8, generator, parents=(-1, -1, 1))
+    assert law_error(biased, problems, problems.target) > 0.01
 
 
 # How much is accepted.
@@ -105,8 +105,8 @@ def test_a_planted_mistake_is_found(fault, by_block):
 @settings(max_examples=8)
 @given(seeds, st.booleans())
 def test_traversal_accepts_at_least_what_recursive_rejection_does(seed, has_replacement):
-    worlds = random_trees(seed, "soft", has_replacement=has_replacement)
-    by_node, by_path = (find_flips(rule, worlds).mean_accepted for rule in RULES)
+    problems = random_trees(seed, "soft", has_replacement=has_replacement)
+    by_node, by_path = (find_flips(rule, problems).mean_accepted for rule in RULES)
     assert bool((by_path >= by_node - 1e-12).all())
 
 
@@ -115,13 +115,13 @@ def test_traversal_accepts_at_least_what_recursive_rejection_does(seed, has_repl
 @given(seeds)
 def test_of_point_masses_as_much_is_accepted_as_any_lossless_rule_can(sampler, seed):
     """The sum over all nodes of the target's probability of their path."""
-    worlds = random_trees(seed, "point-mass")
-    flips, bound = find_flips(sampler, worlds), torch.zeros(len(worlds), dtype=torch.float64)
+    problems = random_trees(seed, "point-mass")
+    flips, bound = find_flips(sampler, problems), torch.zeros(len(problems), dtype=torch.float64)
     paths = flips.paths
-    assert len(paths) == len(worlds)  # one tree in each world
-    chance = {0: torch.ones(len(worlds), dtype=torch.float64)}
-    for node, parent in enumerate(worlds.window_parents):
-        law = worlds.target[paths.depths[parent]][paths.world, paths.prefix[:, parent]]
+    assert len(paths) == len(problems)  # one tree in each problem
+    chance = {0: torch.ones(len(problems), dtype=torch.float64)}
+    for node, parent in enumerate(problems.window_parents):
+        law = problems.target[paths.depths[parent]][paths.problem, paths.prefix[:, parent]]
         token = paths.tokens[:, node : node + 1]
         chance[node + 1] = chance[parent] * law.gather(1, token)[:, 0]
         bound += chance[node + 1]
@@ -140,13 +140,13 @@ def test_two_ids_by_hand():
     """
     p = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
     tables = [p.expand(1, 2**i, 2) for i in range(3)]
-    worlds = Worlds(
+    problems = Problems(
         logits=[table.log() for table in tables],
         draft=[table.flip(-1) for table in tables[:2]],
         parents=(-1, 0, -1),
     )
     for rule, expected in zip(RULES, (Fraction(13, 9), Fraction(14, 9)), strict=True):
-        found = find_flips(rule, worlds).mean_accepted.item()
+        found = find_flips(rule, problems).mean_accepted.item()
         assert abs(found - expected) < 1e-12
 
 
@@ -241,12 +241,12 @@ def test_typical_acceptance_keeps_the_longest_path():
 @settings(max_examples=5)
 @given(seeds)
 def test_a_mixture_is_drawn_exactly_where_the_first_child_is_its_other_half(seed):
-    worlds, w = random_trees(seed, "soft"), 0.6
+    problems, w = random_trees(seed, "soft"), 0.6
     first = {}
-    for node, parent in enumerate(worlds.window_parents):
+    for node, parent in enumerate(problems.window_parents):
         first.setdefault(parent, node)
-    flips = find_flips(EnsembleSampler(w), worlds)
-    expected = w * worlds.target[0][:, 0] + (1 - w) * worlds.draft[0][:, 0]
+    flips = find_flips(EnsembleSampler(w), problems)
+    expected = w * problems.target[0][:, 0] + (1 - w) * problems.draft[0][:, 0]
     torch.testing.assert_close(emitted(flips, 1)[:, 0], expected, rtol=0, atol=1e-12)
 
 

@@ -62,7 +62,7 @@ def _like(
 @overload
 @_like(certify_sampler)
 def certify(*args, **options):
-    """Finds the exact law of a sampler on small worlds, see `certify_sampler`."""
+    """Finds the exact law of a sampler on toy problems, see `certify_sampler`."""
 
 
 @overload
@@ -79,7 +79,7 @@ def certify(
     """Tries to show that a sampler, or a generator, is not lossless.
 
     Args:
-        subject: a sampler, whose exact law is enumerated on small worlds (or tested by draws, where
+        subject: a sampler, whose exact law is enumerated on toy problems (or tested by draws, where
             it does not decide by thresholds), or a generator, whose runs on the prompts are audited
             and tested. Wrap a rule of another library as `ForeignSampler(rule)`.
         prompts: token ids of each, without padding; for a generator.
@@ -90,7 +90,7 @@ def certify(
 
     Example:
         >>> from specdec import RejectionSampler, TypicalSampler, certify
-        >>> few = ((3, 1, 4),)  # K = 1 draft token out of V = 3, in 4 worlds of each kind
+        >>> few = ((3, 1, 4),)  # K = 1 draft token out of V = 3, in 4 problems of each kind
         >>> [certify(s, sizes=few).passed for s in (RejectionSampler(), TypicalSampler())]
         [True, False]
     """

@@ -39,7 +39,7 @@ def certify(
 ) -> int:
     """Enumerate a sampler's exact law, audit and test a pair of models.
 
-    Enumerates the sampler's exact law on small worlds. Then runs the pair: greedy text against
+    Enumerates the sampler's exact law on toy problems. Then runs the pair: greedy text against
     Hugging Face's own forward, no random number used twice, the same drafts again, alone and in
     other company, and bets along sampled texts against the target's own distributions. Says how
     small a bias would have been seen. Exits 1 if anything fails, or a lossy rule loses.

@@ -21,7 +21,7 @@ from specdec.kernels import draw, verify_points
 from specdec.samplers import ScriptedNoise, StepNoise, Stream, Warp
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
-FEW = ((3, 2, 6),)  # K = 2 draft tokens out of V = 3, in 6 worlds of each kind
+FEW = ((3, 2, 6),)  # K = 2 draft tokens out of V = 3, in 6 problems of each kind
 TINY = ((3, 1, 6),)
 
 
@@ -42,16 +42,16 @@ def test_lossless_samplers_pass(sampler):
     assert report.passed
     assert report.is_exact
     assert report.deviation < 1e-14
-    assert report.num_worlds == 6 * 12
+    assert report.num_problems == 6 * 12
     assert str(report).startswith(f"PASS  {type(sampler).__name__}")
 
 
-def test_without_sizes_many_worlds_are_tried():
+def test_without_sizes_many_problems_are_tried():
     batches = []
 
-    def first(worlds):
-        batches.extend(worlds)
-        return worlds[:1]
+    def first(problems):
+        batches.extend(problems)
+        return problems[:1]
 
     assert certify(BlockSampler(), progress=first).passed
     assert sum(map(len, batches)) >= 500
@@ -187,7 +187,7 @@ def test_the_report_of_a_wrong_rule_says_what_is_wrong_with_it(mistake):
     assert text.startswith("FAIL Mistaken: ")
     assert max(map(len, str(report).splitlines())) <= 100
     assert SAID[mistake] in text
-    assert "a world is a small target and draft" in text
+    assert "a problem is a small target and draft" in text
 
 
 def test_the_textbook_passes():
@@ -224,7 +224,7 @@ class DrawAndCompare(Sampler):
 
 def of_trees(batches):
     """Two of each kind: the shape without replacement of the most nodes, and one with it."""
-    return [worlds for worlds in batches if worlds.parents in ((-1, 0, 0, -1), (-1, -1, 1))]
+    return [problems for problems in batches if problems.parents in ((-1, 0, 0, -1), (-1, -1, 1))]
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -241,7 +241,7 @@ def test_a_lossless_rule_without_thresholds_is_inconclusive_and_certified_by_dra
     assert not report.is_exact
     assert report.drawn.p_value > report.drawn.threshold
     said = " ".join(str(report).split())
-    assert said.startswith("PASS DrawAndCompare: by draws, 16384 texts in each of 12 worlds")
+    assert said.startswith("PASS DrawAndCompare: by draws, 16384 texts in each of 12 problems")
     assert "enumeration is inconclusive: decisions are no thresholds" in said
     assert f"detectable TV {report.drawn.detectable:.3f}" in said
     assert "detectable TV: the total variation" in said
@@ -335,7 +335,7 @@ def test_a_race_over_trees_passes():
     report = certify(CouplingSampler(), progress=lambda batches: of_trees(batches)[1::3])
     assert report.passed, report
     assert report.is_exact
-    assert report.num_worlds == 4 * 18
+    assert report.num_problems == 4 * 18
     assert report.deviation < 1e-14
 
 
@@ -377,7 +377,7 @@ class OfThree(RejectionSampler):
         return super().accept(draft, target_logits, warp, noise)
 
 
-def test_a_sampler_that_fails_on_a_small_world_is_told_which_and_what_to_pass():
+def test_a_sampler_that_fails_on_a_small_problem_is_told_which_and_what_to_pass():
     with pytest.raises(RuntimeError) as caught:
         certify(OfThree(), sizes=((3, 1, 1), (2, 3, 1)))
     text = str(caught.value)

@@ -89,7 +89,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(n, v) for n, all in TABLES.items() for v in all])
-def test_small_worlds_are_named_by_tuples(name, value):
+def test_small_problems_are_named_by_tuples(name, value):
     with pytest.raises(TypeError, match=f"{name} must be a tuple of .*, for instance .*; got "):
         certify(RejectionSampler(), **(FEW | {name: value}))
 
@@ -98,7 +98,7 @@ def test_sizes_may_be_lists_or_a_tensor():
     for sizes in ([[3, 1, 2]], torch.tensor([[3, 1, 2]])):
         report = certify(BlockSampler(), sizes=sizes)
         assert report.passed
-        assert report.num_worlds == certify(BlockSampler(), **FEW).num_worlds
+        assert report.num_problems == certify(BlockSampler(), **FEW).num_problems
 
 
 def test_progress_is_a_function(generator):

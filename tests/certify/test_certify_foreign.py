@@ -65,7 +65,7 @@ def test_a_foreign_rule_without_thresholds_is_certified_by_draws():
     assert report.drawn.num_draws == 1024
 
 
-def test_a_foreign_rule_is_asked_in_worlds_that_are_all_greedy():
+def test_a_foreign_rule_is_asked_in_problems_that_are_all_greedy():
     """Not the greedy path of `Sampler`, which would be certified in its place."""
     asked = []
 

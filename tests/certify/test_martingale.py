@@ -1,4 +1,4 @@
-"""The bets along a text: worlds of known tables, in which everything can be summed.
+"""The bets along a text: problems of known tables, in which everything can be summed.
 
 Legend: V tokens, D directions.
 """

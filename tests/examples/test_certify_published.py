@@ -31,7 +31,9 @@ def test_a_second_path_is_left_too_early():
 @pytest.mark.parametrize(("parents", "is_lossless"), [(NEAR, True), (FAR, False)])
 def test_it_is_certified_where_no_second_path_has_two_tokens_of_its_own(parents, is_lossless):
     def of_point_masses(batches):
-        return [worlds for worlds in batches if worlds.is_point_mass and not worlds.is_chain][:1]
+        return [
+            problems for problems in batches if problems.is_point_mass and not problems.is_chain
+        ][:1]
 
     options = {"sizes": ((3, 1, 12),), "num_draws": 2048, "progress": of_point_masses}
     report = certify(certify_published.HierarchicalSampler(), trees=(parents,), **options)

@@ -25,7 +25,7 @@ from torch import Tensor
 from specdec.certify.chisquare import goodness_of_fit
 from specdec.certify.sampler.enumeration import inversion_law
 from specdec.certify.sampler.paths import Paths
-from specdec.certify.sampler.worlds import WARPS, Worlds, random_worlds
+from specdec.certify.sampler.problems import WARPS, Problems, random_problems
 from specdec.samplers import Sampler, ScriptedNoise, Stream, Warp
 
 _TABLES, _TOKENS = 12, 4
@@ -59,9 +59,9 @@ def examine_draft_law(
     """Tries `draw_draft` on tables over a vocabulary, token by token and several at once."""
     generator, found = torch.Generator().manual_seed(0), []
     for warps in (({},), [options for options in WARPS if options.get("temperature") != 0.0]):
-        worlds = random_worlds(vocab, 1, _TABLES, generator, kind="soft", warps=warps)
+        problems = random_problems(vocab, 1, _TABLES, generator, kind="soft", warps=warps)
         for each in (_one_by_one, _at_once):
-            tables = _Tables(sampler, worlds, each, dtype, device)
+            tables = _Tables(sampler, problems, each, dtype, device)
             threshold = false_alarm / (4 * _TABLES)
             found.append(_examine(tables, generator, tolerance, num_draws, threshold))
             if not found[-1].is_honest:
@@ -69,9 +69,9 @@ def examine_draft_law(
     return next((one for one in found if "by draws" in one.says), found[0])
 
 
-def asks_for_race(sampler: Sampler, worlds: Worlds, device: torch.device | str) -> bool:
+def asks_for_race(sampler: Sampler, problems: Problems, device: torch.device | str) -> bool:
     """Whether a rule verifies by races of its noise."""
-    draft, logits, warp = Paths(worlds, device=device).inputs(
+    draft, logits, warp = Paths(problems, device=device).inputs(
         torch.zeros(1, dtype=torch.long, device="cpu")
     )
     shape = 1, len(Stream), logits.shape[1]
@@ -98,7 +98,7 @@ class _Tables:
     """A way of drawing tokens from tables, by given numbers."""
 
     sampler: Sampler
-    worlds: Worlds
+    problems: Problems
     way: Callable
     dtype: torch.dtype
     device: torch.device | str
@@ -109,10 +109,10 @@ class _Tables:
         """Tokens `[R, n]` and what is reported, `[R, n, V]`, for tables `[R]` and numbers `[R,
         streams, n + 1]` and `[R, n + 1, V]`.
         """
-        first = self.worlds.draft[0][:, 0]
+        first = self.problems.draft[0][:, 0]
         laws = [first.roll(index, dims=0) for index in range(_TOKENS)]
         logits = torch.stack(laws, dim=1)[rows].log()
-        given = self.worlds.warp.items()
+        given = self.problems.warp.items()
         options = {name: [values[row] for row in rows.tolist()] for name, values in given}
         warp = Warp(len(rows), device=self.device, **options)
         noise = ScriptedNoise(uniforms.to(self.device), exponentials.to(self.device))
@@ -125,7 +125,7 @@ class _Tables:
         """Numbers of so many rows."""
         shape = count, len(Stream), _TOKENS + 1
         uniforms = torch.rand(shape, dtype=torch.float64, generator=generator, device="cpu")
-        vocab = self.worlds.vocab_size
+        vocab = self.problems.vocab_size
         races = torch.empty(count, _TOKENS + 1, vocab, dtype=torch.float64, device="cpu")
         return uniforms, races.exponential_(generator=generator)
 
@@ -185,7 +185,7 @@ def _examine(
 
 def _law_of_token(tables: _Tables, index: int, generator: torch.Generator) -> Tensor:
     """`[W, V]` of one of the tokens, as a function of its own number."""
-    vocab = tables.worlds.vocab_size
+    vocab = tables.problems.vocab_size
     rows = torch.arange(_TABLES, device="cpu").repeat_interleave(vocab - 1)
     uniforms, races = tables.random(len(rows), generator)
 
@@ -200,7 +200,7 @@ def _by_draws(
     tables: _Tables, generator: torch.Generator, num_draws: int, threshold: float
 ) -> DraftLaw:
     """Each pair of tokens of every table, against the product of what is reported."""
-    vocab, pairs = tables.worlds.vocab_size, list(combinations(range(_TOKENS), 2))
+    vocab, pairs = tables.problems.vocab_size, list(combinations(range(_TOKENS), 2))
     for table in range(_TABLES):
         rows = torch.full((num_draws,), table, device="cpu")
         tokens, probs = tables.draw(rows, *tables.random(num_draws, generator))

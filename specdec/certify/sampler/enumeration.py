@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specdec.certify.sampler.paths import Decide, Paths
-from specdec.certify.sampler.worlds import Worlds
+from specdec.certify.sampler.problems import Problems
 
 _EARLY, _LATE = 2.0**-16, 1e9
 
@@ -122,7 +122,7 @@ class ExtraDraws:
         """`[M, V]`: the laws of the extra tokens that a sampler draws on rows `[M]` of paths, after
         accepting uniforms `[M, K]`.
         """
-        vocab, law = paths.worlds.vocab_size, race_law if self.races else inversion_law
+        vocab, law = paths.problems.vocab_size, race_law if self.races else inversion_law
         copies = vocab * (vocab - 1) // 2 if self.races else vocab - 1  # pairs, or points between
         run = paths.runner(decide, row.repeat_interleave(copies))
         accept = accept.repeat_interleave(copies, dim=0)
@@ -156,9 +156,9 @@ class Flips:
 
     @property
     def mean_accepted(self) -> Tensor:
-        """`[W]`, of the number of accepted tokens in each world."""
-        mean = torch.zeros(len(self.paths.worlds), dtype=torch.float64, device="cpu")
-        return mean.index_add(0, self.paths.world[self.row], self.weight * self.num_accepted)
+        """`[W]`, of the number of accepted tokens in each problem."""
+        mean = torch.zeros(len(self.paths.problems), dtype=torch.float64, device="cpu")
+        return mean.index_add(0, self.paths.problem[self.row], self.weight * self.num_accepted)
 
     def above_zero(self) -> "Flips":
         """The same decisions at uniforms above 0: what they do at 0 alone has probability 0."""
@@ -169,17 +169,17 @@ class Flips:
 
     def completed_law(self) -> Tensor:
         """`[W, V**(K + 1)]`: the law of what is emitted, completed with that of the target."""
-        paths, target, vocab = self.paths, self.paths.worlds.target, self.extra.shape[-1]
+        paths, target, vocab = self.paths, self.paths.problems.target, self.extra.shape[-1]
         weight = self.weight[:, None]
         whole = torch.zeros(
-            len(paths.worlds), vocab ** len(target), dtype=torch.float64, device="cpu"
+            len(paths.problems), vocab ** len(target), dtype=torch.float64, device="cpu"
         )
         for length in range(len(target)):  # accepted tokens
             here = self.num_accepted == length
             row = self.row[here]
-            place = paths.world[row], paths.prefix[row, self.path[here, length]]
+            place = paths.problem[row], paths.prefix[row, self.path[here, length]]
             law = torch.zeros(
-                len(paths.worlds), vocab**length, vocab, dtype=torch.float64, device="cpu"
+                len(paths.problems), vocab**length, vocab, dtype=torch.float64, device="cpu"
             )
             law.index_put_(place, weight[here] * self.extra[here], accumulate=True)
             whole += continued(law.flatten(1), target[length + 1 :])
@@ -188,7 +188,7 @@ class Flips:
 
 def find_flips(
     decide: Decide,
-    worlds: Worlds,
+    problems: Problems,
     *,
     device: torch.device | str = "cpu",
     draws: ExtraDraws | None = None,
@@ -197,12 +197,12 @@ def find_flips(
 
     Args:
         decide: the sampler.
-        worlds: what is drafted from.
+        problems: what is drafted from.
         device: where the sampler runs.
         draws: what draws its extra token; `None` for uniforms of 52 bits.
     """
-    draws, paths = draws or ExtraDraws(), Paths(worlds, device=device)
-    width, vocab = worlds.num_draft_tokens, worlds.vocab_size
+    draws, paths = draws or ExtraDraws(), Paths(problems, device=device)
+    width, vocab = problems.num_draft_tokens, problems.vocab_size
     accept = _find_thresholds(decide, paths, draws)
 
     patterns = (
@@ -219,7 +219,7 @@ def find_flips(
 
 def _find_thresholds(decide: Decide, paths: Paths, draws: ExtraDraws) -> Tensor:
     """`[R, K]`; copy i of a row moves u_i, with what is before it on its path at 0."""
-    count, width = len(paths), paths.worlds.num_draft_tokens
+    count, width = len(paths), paths.problems.num_draft_tokens
     if width == 0:
         return torch.zeros(count, 0, dtype=torch.float64, device="cpu")
     run = paths.runner(decide, torch.arange(count, device="cpu").repeat_interleave(width))
@@ -227,7 +227,7 @@ def _find_thresholds(decide: Decide, paths: Paths, draws: ExtraDraws) -> Tensor:
     draft, _, _ = paths.inputs(torch.zeros(1, dtype=torch.long, device="cpu"))
     behind = (~draft.ancestors[0, 1:, 1:].cpu()).double() * (1 - 2.0**-draws.bits)
     nodes = torch.arange(1, width + 1, device="cpu")
-    extra = draws.idle(count * width, paths.worlds.vocab_size)
+    extra = draws.idle(count * width, paths.problems.vocab_size)
 
     def is_accepted(u: Tensor) -> Tensor:
         accept = u[..., None] * moves + behind  # [R, K, K]
@@ -250,7 +250,7 @@ def mispredictions(
     paths, (count, width) = flips.paths, flips.accept.shape
     rows = torch.arange(count, device="cpu").repeat_interleave(copies)
     accept = torch.rand(len(rows), width, dtype=torch.float64, generator=generator, device="cpu")
-    noise = flips.draws.random(len(rows), paths.worlds.vocab_size, generator)
+    noise = flips.draws.random(len(rows), paths.problems.vocab_size, generator)
     accept, noise = (accept * 2**52).floor() * 2.0**-52, (noise * 2**52).floor() * 2.0**-52
     is_below, bits = accept < flips.accept[rows], 1 << torch.arange(width, device="cpu")
     number = torch.full((count, 2**width), -1, device="cpu")

@@ -1,4 +1,4 @@
-"""`certify_sampler`: tries a sampler on all worlds."""
+"""`certify_sampler`: tries a sampler on all problems."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -30,9 +30,9 @@ from specdec.certify.sampler.enumeration import (
 )
 from specdec.certify.sampler.optimum import most_accepted
 from specdec.certify.sampler.paths import Paths
+from specdec.certify.sampler.problems import Problems, standard_problems
 from specdec.certify.sampler.races import Races, find_races, wrong_winners
 from specdec.certify.sampler.report import DrawnEvidence, Failure, SamplerReport
-from specdec.certify.sampler.worlds import Worlds, standard_worlds
 from specdec.samplers import Noise, Sampler, draw_by_race
 from specdec.samplers.base import check_sampler
 
@@ -48,10 +48,10 @@ PATHS = ((3, 1), (2, 2))
 """Independent paths (how many, of how many tokens) that they are tried on, too."""
 
 NUM_DRAWS, NUM_FOREIGN_DRAWS = 16384, 1024
-"""Texts per world, where a sampler has to be tested by draws."""
+"""Texts per problem, where a sampler has to be tested by draws."""
 
 MOST_CELLS = 10**6
-"""Worlds x texts x patterns of uniforms; some minutes of work."""
+"""Problems x texts x patterns of uniforms; some minutes of work."""
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
@@ -68,24 +68,24 @@ def certify_sampler(
     false_alarm: float = 1e-6,
     progress: Callable[[list], Iterable] = iter,
 ) -> SamplerReport:
-    """Finds the exact law of a sampler on small worlds and compares it with the target's.
+    """Finds the exact law of a sampler on toy problems and compares it with the target's.
 
     Enumeration takes decisions to be thresholds: a draft token is accepted where its uniform is
     small, and the extra token is chosen by another uniform. What a sampler does at random noise
     shows whether they are. If not, enumeration is *inconclusive*, and the sampler is tested by
-    draws instead: many texts in each world, against the target's law.
+    draws instead: many texts in each problem, against the target's law.
 
     Args:
         sampler: a `Sampler`; wrap a foreign rule as `ForeignSampler` or `ForeignBatchSampler`.
-        sizes: (vocabulary, draft tokens, worlds) of each batch; work grows with
+        sizes: (vocabulary, draft tokens, problems) of each batch; work grows with
             vocabulary ** draft tokens. `None` is `SIZES`, or `FOREIGN_SIZES`.
-        trees: parents of the nodes of each shape, see `Draft.parents`, with vocabulary and worlds
+        trees: parents of the nodes of each shape, see `Draft.parents`, with vocabulary and problems
             of the last size. `None` is `TREES` without `sizes`, for a rule that takes trees.
         paths: numbers of independent paths and of their tokens, see `Draft.num_paths`; likewise,
             `None` is `PATHS` without `sizes` and `trees`.
         device: where it runs.
         dtype: float64, or float32 with a tolerance for its rounding.
-        num_draws: texts per world of the tests by draws; `None` is `NUM_DRAWS`, or
+        num_draws: texts per problem of the tests by draws; `None` is `NUM_DRAWS`, or
             `NUM_FOREIGN_DRAWS`.
         false_alarm: chance that the tests by draws fail a lossless sampler.
         progress: wraps the list of batches, `tqdm` for instance.
@@ -123,15 +123,15 @@ def certify_sampler(
         draws, rounding = ExtraDraws(sampler.bits, sampler.races), sampler.tolerance
     tolerance, is_lossy = max(TOLERANCE[dtype], rounding), is_declared_lossy(sampler)
     report = SamplerReport(name, tolerance, is_declared_lossy=is_lossy)
-    batches = list(standard_worlds(sizes, trees, paths, dtype=dtype))
+    batches = list(standard_problems(sizes, trees, paths, dtype=dtype))
     by_draws = {"num_draws": num_draws, "device": device}
     by_draws["generator"] = _generator()
 
-    def drawn(test: Callable, batches: list[Worlds], reason: str) -> SamplerReport:
+    def drawn(test: Callable, batches: list[Problems], reason: str) -> SamplerReport:
         tests = [
-            (worlds, world, *found)
-            for worlds in progress(batches)
-            for world, found in enumerate(test(sampler, worlds, **by_draws))
+            (problems, problem, *found)
+            for problems in progress(batches)
+            for problem, found in enumerate(test(sampler, problems, **by_draws))
         ]
         return _report_of_draws(report, reason, tests, num_draws, false_alarm)
 
@@ -149,21 +149,23 @@ def certify_sampler(
     if not found.is_honest:
         report.failures.append(Failure("draft", found.size, found.says))
     is_race = sampler.draw_draft is draw_by_race
-    for worlds in progress(batches):
-        report.num_worlds += len(worlds)
+    for problems in progress(batches):
+        report.num_problems += len(problems)
         try:
-            if is_race or (is_race := asks_for_race(sampler, worlds, device)):
-                reason = _examine_race(report, find_races(sampler, worlds, device=device), sampler)
+            if is_race or (is_race := asks_for_race(sampler, problems, device)):
+                reason = _examine_race(
+                    report, find_races(sampler, problems, device=device), sampler
+                )
             else:
-                flips = find_flips(sampler, worlds, device=device, draws=draws)
+                flips = find_flips(sampler, problems, device=device, draws=draws)
                 reason = _examine_chances(report, flips, sampler)
                 if reason is None and report.passed:
                     accepted = flips.mean_accepted, most_accepted(flips.paths)
-                    report.accepted.append((worlds, *accepted))
-        except (RuntimeError, IndexError) as error:  # torch's own, which name no world
+                    report.accepted.append((problems, *accepted))
+        except (RuntimeError, IndexError) as error:  # torch's own, which name no problem
             raise RuntimeError(
-                f"{name} fails on {worlds.describe(0)}: {error}; if it needs a larger vocabulary, "
-                "pass sizes= with such only, for instance sizes=((4, 2, 18),)"
+                f"{name} fails on {problems.describe(0)}: {error}; if it needs a larger "
+                "vocabulary, pass sizes= with such only, for instance sizes=((4, 2, 18),)"
             ) from error
         if reason is not None:  # what enumeration said is dropped
             return drawn(partial(draw_tests, draws=draws), batches, reason)
@@ -173,7 +175,7 @@ def certify_sampler(
 def _shapes(*given: Any) -> list[tuple[tuple, ...]]:
     """`sizes`, `trees` and `paths` as tuples of tuples, each of so many values as it says."""
     meant = {
-        "sizes": ("(vocabulary, draft tokens, worlds)", ((4, 1, 36),), 3),
+        "sizes": ("(vocabulary, draft tokens, problems)", ((4, 1, 36),), 3),
         "trees": ("the parents of a tree's nodes", ((-1, 0, 0),), None),
         "paths": ("(paths, tokens of each)", ((3, 2),), 2),
     }
@@ -197,7 +199,7 @@ def _check_sizes(sizes: Sizes, trees: Sequence[tuple[int, ...]], paths: Sequence
     pattern of accepting uniforms a row.
     """
     if not sizes:
-        raise ValueError("sizes must be (vocabulary, draft tokens, worlds) of a batch or more")
+        raise ValueError("sizes must be (vocabulary, draft tokens, problems) of a batch or more")
     for parents in trees:
         for node, parent in enumerate(parents):
             check_integer(f"the parent of node {node} in trees", parent, -1, node - 1)
@@ -205,14 +207,14 @@ def _check_sizes(sizes: Sizes, trees: Sequence[tuple[int, ...]], paths: Sequence
         check_integer("a number in paths", number, 1)
     nodes = [*map(len, trees), *(count * depth for count, depth in paths)]
     of_trees = [(sizes[-1][0], count, sizes[-1][2]) for count in nodes]
-    for vocab, num_draft_tokens, num_worlds in (*sizes, *of_trees):
+    for vocab, num_draft_tokens, num_problems in (*sizes, *of_trees):
         check_integer("a vocabulary in sizes", vocab, 2)
         check_integer("a number of draft tokens in sizes", num_draft_tokens, 0)
-        check_integer("a number of worlds in sizes", num_worlds, 1)
-        cells = vocab ** (num_draft_tokens + 1) * 2**num_draft_tokens * num_worlds
+        check_integer("a number of problems in sizes", num_problems, 1)
+        cells = vocab ** (num_draft_tokens + 1) * 2**num_draft_tokens * num_problems
         if cells > MOST_CELLS:
             raise ValueError(
-                f"{num_worlds} worlds of {vocab} ids and {num_draft_tokens} draft tokens have "
+                f"{num_problems} problems of {vocab} ids and {num_draft_tokens} draft tokens have "
                 f"{cells:.3g} cells to enumerate; the most is {MOST_CELLS:.0e}"
             )
 
@@ -221,30 +223,30 @@ def _examine_chances(report: SamplerReport, flips: Flips, sampler: Sampler) -> s
     """A sampler that accepts and resamples by uniforms; returns why enumeration is inconclusive,
     or `None`.
     """
-    worlds, wrong = flips.paths.worlds, mispredictions(sampler, flips, _generator())
+    problems, wrong = flips.paths.problems, mispredictions(sampler, flips, _generator())
     report.num_paths += len(flips.paths)
     if len(wrong):
         return (
             "decisions are no thresholds: a draft token is not accepted just where its own uniform "
             f"is small, or the extra token not drawn by its own ({_undecided(flips.paths, wrong)})"
         )
-    law, target = flips.completed_law(), joint_law(worlds.target)
-    length, vocab = len(worlds.target), worlds.vocab_size
-    report.losses.append(_losses(law, worlds))
+    law, target = flips.completed_law(), joint_law(problems.target)
+    length, vocab = len(problems.target), problems.vocab_size
+    report.losses.append(_losses(law, problems))
     if (worst := _worst(report, law, target)) is not None:
-        says, text = _apart(law[worst], target[worst]), worlds.text_of(worst[1], length)
+        says, text = _apart(law[worst], target[worst]), problems.text_of(worst[1], length)
         accept, cause = _one_decision(flips, worst[0], report.tolerance)
-        report.failures.append(_failure("law", *says, worlds, worst[0], text, accept, cause))
+        report.failures.append(_failure("law", *says, problems, worst[0], text, accept, cause))
     for n in range(1, length + 1):  # tokens of the shortest beginning that is impossible
-        begins = law.view(len(worlds), vocab**n, -1).sum(dim=-1)
-        wrong = ((joint_law(worlds.target[:n]) == 0) & (begins > 0)).nonzero()
+        begins = law.view(len(problems), vocab**n, -1).sum(dim=-1)
+        wrong = ((joint_law(problems.target[:n]) == 0) & (begins > 0)).nonzero()
         if len(wrong):
-            world, code = wrong[0].tolist()
-            above_zero = flips.above_zero().completed_law()[world].view(vocab**n, -1)[code].sum()
-            chance, text = begins[world, code].item(), worlds.text_of(code, n)
+            problem, code = wrong[0].tolist()
+            above_zero = flips.above_zero().completed_law()[problem].view(vocab**n, -1)[code].sum()
+            chance, text = begins[problem, code].item(), problems.text_of(code, n)
             when = f"with chance {chance:.2g}" if above_zero > 0 else "at u = 0"
             says = f"is impossible, emitted {when}"
-            report.failures.append(_failure("zero", chance, says, worlds, world, text))
+            report.failures.append(_failure("zero", chance, says, problems, problem, text))
             break
     return None
 
@@ -252,7 +254,7 @@ def _examine_chances(report: SamplerReport, flips: Flips, sampler: Sampler) -> s
 def _examine_race(report: SamplerReport, races: Races, sampler: Sampler) -> None:
     """A sampler that races."""
     paths, is_reached = races.paths, races.is_reached
-    worlds, wrong = paths.worlds, wrong_winners(sampler, races, _generator())
+    problems, wrong = paths.problems, wrong_winners(sampler, races, _generator())
     report.num_paths += len(paths)
     if len(wrong):
         report.failures.append(Failure("decision", len(wrong), _undecided(paths, wrong)))
@@ -261,8 +263,8 @@ def _examine_race(report: SamplerReport, races: Races, sampler: Sampler) -> None
 
     def add(kind: str, at: int, token: int, size: float, says: str) -> None:
         code, depth = int(paths.prefix[row[at], index[at]]), paths.depths[index[at]]
-        text, world = (*worlds.text_of(code, depth), token), int(paths.world[row[at]])
-        report.failures.append(_failure(kind, size, f"ends so: {says}", worlds, world, text))
+        text, problem = (*problems.text_of(code, depth), token), int(paths.problem[row[at]])
+        report.failures.append(_failure(kind, size, f"ends so: {says}", problems, problem, text))
 
     if (worst := _worst(report, law, target)) is not None:
         add("law", *worst, *_apart(law[worst], target[worst]))
@@ -289,23 +291,25 @@ def _report_of_draws(
         is_declared_lossy=begun.is_declared_lossy,
     )
     report.failures += [failure for failure in begun.failures if failure.kind == "draft"]
-    for worlds, world, p_value, _, (code, share, law) in tests:
+    for problems, problem, p_value, _, (code, share, law) in tests:
         if p_value < threshold:
             says = (
                 f"has {share:.4f} of the draws, the target gives {law:.4f} (p-value {p_value:.1e})"
             )
-            text = worlds.text_of(code, len(worlds.target))
-            report.failures.append(_failure("draws", abs(share - law), says, worlds, world, text))
+            text = problems.text_of(code, len(problems.target))
+            report.failures.append(
+                _failure("draws", abs(share - law), says, problems, problem, text)
+            )
     return report
 
 
-def _losses(law: Tensor, worlds: Worlds) -> Tensor:
+def _losses(law: Tensor, problems: Problems) -> Tensor:
     """`[W, K + 1]`: for each token of a completed text the total variation between its law and the
     target's given the tokens before it, in the mean over these.
     """
-    losses, before = [], torch.ones(len(worlds), 1, dtype=torch.float64, device="cpu")
-    for level in worlds.target:
-        here = law.view(len(worlds), level.shape[1] * worlds.vocab_size, -1).sum(dim=-1)
+    losses, before = [], torch.ones(len(problems), 1, dtype=torch.float64, device="cpu")
+    for level in problems.target:
+        here = law.view(len(problems), level.shape[1] * problems.vocab_size, -1).sum(dim=-1)
         losses.append((here - (before[..., None] * level).flatten(1)).abs().sum(dim=1) / 2)
         before = here
     return torch.stack(losses, dim=1)
@@ -336,32 +340,32 @@ def _failure(
     kind: str,
     size: float,
     says: str,
-    worlds: Worlds,
-    world: int,
+    problems: Problems,
+    problem: int,
     text: tuple[int, ...],
     accept: Tensor | None = None,
     cause: str | None = None,
 ) -> Failure:
-    where = f"text {text} of {worlds.describe(world)} {says}"
-    table = worlds.table(world, text, accept)
-    return Failure(kind, size, where, worlds.num_draft_tokens, table, cause)
+    where = f"text {text} of {problems.describe(problem)} {says}"
+    table = problems.table(problem, text, accept)
+    return Failure(kind, size, where, problems.num_draft_tokens, table, cause)
 
 
-def _one_decision(flips: Flips, world: int, tolerance: float) -> tuple[Tensor | None, str | None]:
-    """Of a world with one draft token the chances `[V]` to accept each, and which decision is
+def _one_decision(flips: Flips, problem: int, tolerance: float) -> tuple[Tensor | None, str | None]:
+    """Of a problem with one draft token the chances `[V]` to accept each, and which decision is
     wrong: only so much can be made good afterwards.
     """
-    paths, worlds = flips.paths, flips.paths.worlds
-    if worlds.num_draft_tokens != 1:
+    paths, problems = flips.paths, flips.paths.problems
+    if problems.num_draft_tokens != 1:
         return None, None
-    if worlds.num_valid and not worlds.num_valid[world]:
+    if problems.num_valid and not problems.num_valid[problem]:
         return None, "nothing is drafted here: the one token must be drawn from the target"
-    here, target = paths.world == world, worlds.target[0][world, 0]
+    here, target = paths.problem == problem, problems.target[0][problem, 0]
     accept = torch.full_like(target, torch.nan)
     accept[paths.tokens[here, 0]] = flips.accept[here, 0]
-    most = (target / worlds.draft[0][world, 0].double()).clamp(max=1)
+    most = (target / problems.draft[0][problem, 0].double()).clamp(max=1)
     over, token = (accept - most).nan_to_num(nan=-1).max(dim=0)
-    first = flips.completed_law()[world].view(len(target), -1).sum(dim=1)
+    first = flips.completed_law()[problem].view(len(target), -1).sum(dim=1)
     if over > tolerance:
         return accept, (
             f"draft token {token} is accepted with chance {accept[token]:.4g}; a lossless rule "

@@ -19,36 +19,36 @@ from specdec.certify.sampler.paths import Paths
 
 
 def most_accepted(paths: Paths) -> Tensor:
-    """`[W]`: the largest mean number of accepted tokens in each world, over all lossless rules.
+    """`[W]`: the largest mean number of accepted tokens in each problem, over all lossless rules.
 
     Exact to about 1e-7, the tolerance of the solver.
     """
-    worlds, depths = paths.worlds, torch.tensor(paths.depths, device="cpu")
+    problems, depths = paths.problems, torch.tensor(paths.depths, device="cpu")
     count, nodes = paths.prefix.shape
     valid = torch.full((count,), nodes - 1, device="cpu") if paths.valid is None else paths.valid
     row, node = (torch.arange(nodes, device="cpu") <= valid[:, None]).nonzero(as_tuple=True)  # [C]
-    world, depth, prefix = paths.world[row], depths[node], paths.prefix[row, node]
+    problem, depth, prefix = paths.problem[row], depths[node], paths.prefix[row, node]
     if not depth.any():  # nothing is drafted
-        return torch.zeros(len(worlds), dtype=torch.float64, device="cpu")
-    entries, first, vocab = [], 0, worlds.vocab_size
+        return torch.zeros(len(problems), dtype=torch.float64, device="cpu")
+    entries, first, vocab = [], 0, problems.vocab_size
     for d in range(1, int(depths.max()) + 1):  # I(uy) - I(u) p(y | u) <= 0, uy of d tokens
         texts = vocab**d
         reaches = (depth >= d).nonzero()[:, 0]
         text = prefix[reaches] // vocab ** (depth[reaches] - d)
         entries.append(
             (
-                first + world[reaches] * texts + text,
+                first + problem[reaches] * texts + text,
                 reaches,
                 torch.ones(len(text), dtype=torch.float64, device="cpu"),
             )
         )
         above = (depth >= d - 1).nonzero()[:, 0]
         text = prefix[above] // vocab ** (depth[above] - d + 1)
-        chance = worlds.target[d - 1][world[above], text]  # [., V]
-        line = first + world[above] * texts + text * vocab
+        chance = problems.target[d - 1][problem[above], text]  # [., V]
+        line = first + problem[above] * texts + text * vocab
         line = line[:, None] + torch.arange(vocab, device="cpu")
         entries.append((line.flatten(), above.repeat_interleave(vocab), -chance.flatten()))
-        first += len(worlds) * texts
+        first += len(problems) * texts
     lines, columns, values = (torch.cat(x).numpy() for x in zip(*entries, strict=True))
     found = linprog(
         -depth.numpy(),
@@ -58,4 +58,6 @@ def most_accepted(paths: Paths) -> Tensor:
         b_eq=paths.weight.numpy(),
     )
     accepted = torch.from_numpy(found.x) * depth
-    return torch.zeros(len(worlds), dtype=torch.float64, device="cpu").index_add(0, world, accepted)
+    return torch.zeros(len(problems), dtype=torch.float64, device="cpu").index_add(
+        0, problem, accepted
+    )

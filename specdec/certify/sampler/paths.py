@@ -1,6 +1,6 @@
-"""Every path that a drafter can take through some worlds, as one batch for a sampler.
+"""Every path that a drafter can take through some problems, as one batch for a sampler.
 
-Legend: R rows (paths), and see `worlds`.
+Legend: R rows (paths), and see `problems`.
 """
 
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specdec.certify.sampler.worlds import Worlds
+from specdec.certify.sampler.problems import Problems
 from specdec.graphs.tree import map_tensors
 from specdec.loop.outcome import check_decisions
 from specdec.loop.step import check_verdict
@@ -20,15 +20,15 @@ Decide = Callable[[Draft, Tensor, Warp, ScriptedNoise], Verdict]
 
 
 class Paths:
-    """One batch row per world and draft: every path that a drafter can take, or every tree.
+    """One batch row per problem and draft: every path that a drafter can take, or every tree.
 
     Args:
-        worlds: what to draft from.
+        problems: what to draft from.
         device: where samplers run.
         with_impossible: also drafts that the draft law gives no probability.
 
     Attributes:
-        world: `[R]`.
+        problem: `[R]`.
         prefix: `[R, N]` number, in base V, of the prefix that ends at each row of the window: the
             anchor, whose prefix is empty, and each token.
         tokens: `[R, K]`, padded behind the last drafted one.
@@ -37,24 +37,28 @@ class Paths:
 
     def __init__(
         self,
-        worlds: Worlds,
+        problems: Problems,
         *,
         device: torch.device | str = "cpu",
         with_impossible: bool = False,
     ):
-        self.worlds, self.device = worlds, device
-        width, vocab, parents = worlds.num_draft_tokens, worlds.vocab_size, worlds.window_parents
-        code = torch.arange(vocab**width, device="cpu").repeat(len(worlds))
-        world = torch.arange(len(worlds), device="cpu").repeat_interleave(vocab**width)
+        self.problems, self.device = problems, device
+        width, vocab, parents = (
+            problems.num_draft_tokens,
+            problems.vocab_size,
+            problems.window_parents,
+        )
+        code = torch.arange(vocab**width, device="cpu").repeat(len(problems))
+        problem = torch.arange(len(problems), device="cpu").repeat_interleave(vocab**width)
         tokens = code[:, None] // vocab ** torch.arange(width, device="cpu").flip(0) % vocab
-        valid = torch.tensor(worlds.num_valid or [width] * len(worlds), device="cpu")[world]
+        valid = torch.tensor(problems.num_valid or [width] * len(problems), device="cpu")[problem]
         is_beyond = torch.arange(width, device="cpu") >= valid[:, None]
         weight = torch.ones(len(code), dtype=torch.float64, device="cpu")
         depths = self.depths = depths_of(above - 1 for above in parents)
         prefixes, laws = [torch.zeros_like(code)], []
         for i, above in enumerate(parents):
-            law = worlds.draft[depths[above]][world, prefixes[above]]
-            if not worlds.has_replacement:
+            law = problems.draft[depths[above]][problem, prefixes[above]]
+            if not problems.has_replacement:
                 siblings = [j for j in range(i) if parents[j] == above]
                 law = _left(law, tokens[:, siblings])
             laws.append(law)
@@ -64,25 +68,25 @@ class Paths:
         prefix = torch.stack(prefixes, dim=1)
         keep = ~(is_beyond & (tokens > 0)).any(dim=1)  # one draft for all that is not drafted
         keep &= (weight > 0) | with_impossible
-        self.world, self.prefix, self.weight = world[keep], prefix[keep], weight[keep]
+        self.problem, self.prefix, self.weight = problem[keep], prefix[keep], weight[keep]
         self.tokens = tokens.masked_fill(is_beyond, PAD_TOKEN)[keep]
-        self.valid = valid[keep] if worlds.num_valid else None
-        self.logits, self.laws = self.of_rows(worlds.logits), None
-        if width and not worlds.is_point_mass:
+        self.valid = valid[keep] if problems.num_valid else None
+        self.logits, self.laws = self.of_rows(problems.logits), None
+        if width and not problems.is_point_mass:
             self.laws = torch.stack(laws, 1).masked_fill(is_beyond[..., None], torch.nan)[keep]
 
     def __len__(self) -> int:
-        return len(self.world)
+        return len(self.problem)
 
     def of_rows(self, levels: list[Tensor]) -> Tensor:
         """`[R, N, V]`: a table's entries after each row of every window."""
-        rows = [levels[d][self.world, self.prefix[:, i]] for i, d in enumerate(self.depths)]
+        rows = [levels[d][self.problem, self.prefix[:, i]] for i, d in enumerate(self.depths)]
         return torch.stack(rows, dim=1)
 
     def describe(self, row: int) -> str:
         """One of the rows, in a few words."""
         drafted = tuple(token for token in self.tokens[row].tolist() if token >= 0)
-        return f"draft {drafted} of {self.worlds.describe(int(self.world[row]))}"
+        return f"draft {drafted} of {self.problems.describe(int(self.problem[row]))}"
 
     def inputs(self, rows: Tensor) -> tuple[Draft, Tensor, Warp]:
         """Draft, target logits and warp of a batch of these rows."""
@@ -90,13 +94,13 @@ class Paths:
         def take(x: Tensor | None) -> Tensor | None:
             return None if x is None else x[rows].to(self.device)
 
-        of_row = self.world[rows].tolist()
-        warp = {name: [v[w] for w in of_row] for name, v in self.worlds.warp.items()}
+        of_row = self.problem[rows].tolist()
+        warp = {name: [v[w] for w in of_row] for name, v in self.problems.warp.items()}
         tree = {}
-        if not self.worlds.is_chain:
-            parents = torch.tensor(self.worlds.parents, device=self.device)
+        if not self.problems.is_chain:
+            parents = torch.tensor(self.problems.parents, device=self.device)
             tree = {"parents": parents.expand(len(rows), -1), "depth": max(self.depths)}
-            tree["num_paths"] = self.worlds.num_paths if self.laws is not None else None
+            tree["num_paths"] = self.problems.num_paths if self.laws is not None else None
         draft = Draft(take(self.tokens), take(self.laws), take(self.valid), **tree)
         return draft, take(self.logits), Warp(len(rows), device=self.device, **warp)
 
@@ -128,7 +132,7 @@ class Paths:
 
 
 def _left(law: Tensor, chosen: Tensor) -> Tensor:
-    """What chosen tokens `[R, n]` leave of laws `[R, V]`: see `Worlds.has_replacement`."""
+    """What chosen tokens `[R, n]` leave of laws `[R, V]`: see `Problems.has_replacement`."""
     if not chosen.shape[1]:
         return law
     is_chosen = torch.zeros_like(law, dtype=torch.bool).scatter(1, chosen, True)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdec.certify.sampler.enumeration import race_law
 from specdec.certify.sampler.paths import Decide, Paths
-from specdec.certify.sampler.worlds import Worlds
+from specdec.certify.sampler.problems import Problems
 from specdec.types import PAD_TOKEN
 
 _EARLY = 1e-9
@@ -35,18 +35,18 @@ class Races:
 
     def target(self) -> Tensor:
         """`[R, N, V]`: the law that each token should have."""
-        return self.paths.of_rows(self.paths.worlds.target)
+        return self.paths.of_rows(self.paths.problems.target)
 
 
-def find_races(decide: Decide, worlds: Worlds, *, device: torch.device | str = "cpu") -> Races:
+def find_races(decide: Decide, problems: Problems, *, device: torch.device | str = "cpu") -> Races:
     """Bisects every pair of tokens after every row of every window."""
-    paths = Paths(worlds, device=device, with_impossible=True)
-    vocab, depths, scripts = worlds.vocab_size, torch.tensor(paths.depths, device="cpu"), []
+    paths = Paths(problems, device=device, with_impossible=True)
+    vocab, depths, scripts = problems.vocab_size, torch.tensor(paths.depths, device="cpu"), []
     for index in range(len(depths)):  # the tokens on the path to this row of the window win
         script = torch.ones(len(paths), len(depths), vocab, dtype=torch.float64, device="cpu")
         while index > 0:
             token = paths.tokens[:, index - 1 : index].clamp(min=0)
-            index = worlds.window_parents[index - 1]
+            index = problems.window_parents[index - 1]
             script[:, depths[index]].scatter_(1, token, _EARLY)
         scripts.append(script)
     script = torch.stack(scripts, dim=1)  # [R, N, N, V], raced for by depth

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.certify.chisquare import DETECTABLE
-from specdec.certify.sampler.worlds import Worlds
+from specdec.certify.sampler.problems import Problems
 
 KINDS = {
     "law": (
@@ -38,12 +38,12 @@ KINDS = {
         "accepted where its uniform is large; random numbers besides those of the noise",
     ),
 }
-"""Of failures: what each means, and its usual causes, where a world's numbers do not say more."""
+"""Of failures: what each means, and its usual causes, where a problem's numbers do not say more."""
 
 _OF_LOSSY = {"law", "zero", "draws"}
 """Kinds of what a lossy rule does."""
 
-WORLD = "a world is a small target and draft, tables of which all probabilities are known"
+PROBLEM = "a problem is a small target and draft, tables of which all probabilities are known"
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Failure:
         kind: of `KINDS`.
         size: how far off.
         text: what, and where.
-        width: draft tokens of the world; a report shows the failure with the fewest.
-        table: lines with the world's distributions.
+        width: draft tokens of the problem; a report shows the failure with the fewest.
+        table: lines with the problem's distributions.
         cause: what they say of the rule, where they decide it.
     """
 
@@ -73,11 +73,11 @@ class DrawnEvidence:
 
     Args:
         reason: why its law could not be enumerated.
-        num_draws: texts per world.
+        num_draws: texts per problem.
         p_value: the smallest.
         threshold: what no p-value must fall below.
         false_alarm: chance that a lossless sampler fails one of the tests.
-        detectable: total variation in a world that is detected with 99 % power.
+        detectable: total variation in a problem that is detected with 99 % power.
     """
 
     reason: str
@@ -98,12 +98,12 @@ class SamplerReport:
         deviation: largest difference between the probability of a text of K + 1 tokens and the
             target's (for a race: of a token given its context).
         total_variation: largest between the laws of such texts and the target's.
-        num_worlds: contexts tried.
+        num_problems: contexts tried.
         num_paths: drafted paths tried.
         failures: empty for a lossless sampler.
-        accepted: of each batch of worlds, until a failure, the mean number of accepted `[W]`,
+        accepted: of each batch of problems, until a failure, the mean number of accepted `[W]`,
             and the most that any lossless rule accepts of these drafts, `[W]`.
-        losses: of each batch of worlds `[W, K + 1]`, the total variation between each emitted
+        losses: of each batch of problems `[W, K + 1]`, the total variation between each emitted
             token's law and the target's, given the tokens before it.
         is_declared_lossy: the rule's class says that it is not lossless.
         draft_law: what was found of the way in which the rule has its drafts drawn.
@@ -115,10 +115,10 @@ class SamplerReport:
     tolerance: float
     deviation: float = 0.0
     total_variation: float = 0.0
-    num_worlds: int = 0
+    num_problems: int = 0
     num_paths: int = 0
     failures: list[Failure] = field(default_factory=list)
-    accepted: list[tuple[Worlds, Tensor, Tensor]] = field(default_factory=list, repr=False)
+    accepted: list[tuple[Problems, Tensor, Tensor]] = field(default_factory=list, repr=False)
     losses: list[Tensor] = field(default_factory=list, repr=False)
     is_declared_lossy: bool = False
     draft_law: str = ""
@@ -147,17 +147,17 @@ class SamplerReport:
     def _acceptance(self) -> str:
         """How much it accepts, beside the most that any lossless rule does."""
         families: dict[str, list[tuple[Tensor, Tensor]]] = {}
-        for worlds, mean, most in self.accepted:
-            families.setdefault(worlds.family, []).append((mean, most))
+        for problems, mean, most in self.accepted:
+            families.setdefault(problems.family, []).append((mean, most))
         shares = []
         for family, tables in families.items():
             mean, most = (torch.cat(x).mean().item() for x in zip(*tables, strict=True))
             shares.append(f"{family} {mean:.4f} of {most:.4f}")
-        worlds, mean, most = max(self.accepted, key=lambda batch: (batch[2] - batch[1]).max())
-        where = worlds.describe(int((most - mean).argmax()))
+        problems, mean, most = max(self.accepted, key=lambda batch: (batch[2] - batch[1]).max())
+        where = problems.describe(int((most - mean).argmax()))
         text = "accepted per step, of the most that any lossless rule accepts: " + ", ".join(shares)
         if self.distance < 1e-6:
-            return f"{text}; in no world less"
+            return f"{text}; in no problem less"
         return f"{text}; at most {self.distance:.3f} less, in {where}"
 
     @property
@@ -181,7 +181,7 @@ class SamplerReport:
             return "lossy, as declared"
         return (
             "lossy, as declared: total variation from the target, given the tokens before, by "
-            f"position in the step, mean of the worlds (largest): {', '.join(shares)}"
+            f"position in the step, mean of the problems (largest): {', '.join(shares)}"
         )
 
     def __repr__(self) -> str:
@@ -190,7 +190,7 @@ class SamplerReport:
     def __str__(self) -> str:
         drawn, lines = self.drawn, []
         if drawn is None:
-            tried = f"exact law over {self.num_worlds} worlds, {self.num_paths} drafted paths"
+            tried = f"exact law over {self.num_problems} problems, {self.num_paths} drafted paths"
             lines.append(
                 f"deviation {self.deviation:.1e} (tolerance {self.tolerance:.0e}), "
                 f"total variation {self.total_variation:.1e}"
@@ -198,7 +198,7 @@ class SamplerReport:
             if self.passed and self.accepted:
                 lines.append(self._acceptance())
         else:
-            tried = f"by draws, {drawn.num_draws} texts in each of {self.num_worlds} worlds"
+            tried = f"by draws, {drawn.num_draws} texts in each of {self.num_problems} problems"
             lines.append(f"enumeration is inconclusive: {drawn.reason}")
             lines.append(
                 f"smallest p-value {drawn.p_value:.1e} (threshold {drawn.threshold:.0e}, false "
@@ -213,10 +213,10 @@ class SamplerReport:
             found = [failure for failure in self.failures if failure.kind == kind]
             shown = min(found, key=lambda failure: failure.width)  # the first of the smallest
             meaning, usual = KINDS[kind]
-            lines.append(f"{kind} ({len(found)} found): {meaning}. In the smallest world:")
+            lines.append(f"{kind} ({len(found)} found): {meaning}. In the smallest problem:")
             lines += [shown.text, *(f"    {line}" for line in shown.table)]
             lines.append(shown.cause or f"usual causes: {usual}")
-        lines.append(f"({WORLD}{'' if drawn is None else f'; {DETECTABLE}'})")
+        lines.append(f"({PROBLEM}{'' if drawn is None else f'; {DETECTABLE}'})")
         options = {"width": 100, "initial_indent": " " * 6, "subsequent_indent": " " * 8}
         wrapped = [fill(line, **options, replace_whitespace=False) for line in lines]
         return "\n".join([f"{self.verdict}  {self.name}: {tried}", *wrapped])

@@ -1,7 +1,7 @@
-"""Worlds: decoding problems so small that their laws are known exactly, to try samplers on.
+"""Toy problems of decoding, so small that their laws are known exactly, to try samplers on.
 
-Legend: W worlds (independent contexts, together in one batch), V vocabulary, K draft tokens (nodes
-of a tree), D depth (K for a chain). A table of level i is `[W, V**i, V]`: one law, or row of
+Legend: W problems (independent contexts, together in one batch), V vocabulary, K draft tokens
+(nodes of a tree), D depth (K for a chain). A table of level i is `[W, V**i, V]`: one law, or row of
 logits, behind each prefix of i tokens (prefixes are numbered in base V). So every law depends on
 the context.
 """
@@ -25,7 +25,7 @@ WARPS = (
     {"temperature": 0.0},
     {"temperature": 0.5, "top_k": 3, "top_p": 0.93, "min_p": 0.07},
 )
-"""Values of `Warp` that are tried together in one batch, a world each. None of the fractions is a
+"""Values of `Warp` that are tried together in one batch, a problem each. None of the fractions is a
 sum or ratio of the tables' probabilities, so rounding decides nothing.
 """
 
@@ -44,21 +44,21 @@ NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 @dataclass
-class Worlds:
+class Problems:
     """What a sampler sees, and the law that it has to reproduce."""
 
     logits: list[Tensor]  # of the target, levels 0..D
     draft: list[Tensor]  # laws, levels 0..D - 1
     target: list[Tensor] | None = None  # laws after the warp, 0..D; the softmax of the logits
-    num_valid: list[int] | None = None  # tokens that each world drafts, K by default
+    num_valid: list[int] | None = None  # tokens that each problem drafts, K by default
     is_point_mass: bool = False  # the sampler is not told the draft laws
-    parents: Sequence[int] = FilledIn(lambda worlds: Numbers(range(-1, len(worlds.draft) - 1)))
+    parents: Sequence[int] = FilledIn(lambda problems: Numbers(range(-1, len(problems.draft) - 1)))
     has_replacement: bool = False
     """Siblings are drawn independently. Else each is drawn from what the tokens of its
     earlier siblings leave of the draft law, renormalised, and where that is nothing it is the
     lowest id that is left, a point mass."""
-    warp: dict[str, list] = field(default_factory=dict)  # arguments of `Warp`, a value per world
-    name: str = "worlds"
+    warp: dict[str, list] = field(default_factory=dict)  # arguments of `Warp`, a value per problem
+    name: str = "problems"
 
     def __post_init__(self):
         if self.target is None:
@@ -103,30 +103,30 @@ class Worlds:
         """V."""
         return self.logits[0].shape[-1]
 
-    def describe(self, world: int) -> str:
-        """One of the worlds, in a few words."""
-        warp = {name: values[world] for name, values in self.warp.items()}
+    def describe(self, problem: int) -> str:
+        """One of the problems, in a few words."""
+        warp = {name: values[problem] for name, values in self.warp.items()}
         warp = "".join(f", {n}={v:g}" for n, v in warp.items() if v != NEUTRAL[n])
-        valid = f", {self.num_valid[world]} drafted" if self.num_valid else ""
+        valid = f", {self.num_valid[problem]} drafted" if self.num_valid else ""
         sizes = f"K = {self.num_draft_tokens}, V = {self.vocab_size}"
         sizes += "" if self.is_chain else f", parents {self.parents}"
-        return f"{self.name} ({sizes}{valid}{warp}), world {world}"
+        return f"{self.name} ({sizes}{valid}{warp}), problem {problem}"
 
     def text_of(self, code: int, length: int) -> tuple[int, ...]:
         """The text of a number in base V."""
         return tuple(code // self.vocab_size**i % self.vocab_size for i in range(length))[::-1]
 
-    def table(self, world: int, text: tuple[int, ...], accept: Tensor | None) -> tuple[str, ...]:
-        """Lines with the laws `[V]` of one world along a text, and with the chances `[V]` to accept
-        its first draft token.
+    def table(self, problem: int, text: tuple[int, ...], accept: Tensor | None) -> tuple[str, ...]:
+        """Lines with the laws `[V]` of one problem along a text, and with the chances `[V]` to
+        accept its first draft token.
         """
         rows, code = {"token": range(self.vocab_size)}, 0
-        drafted = self.num_valid[world] if self.num_valid else len(self.draft)
+        drafted = self.num_valid[problem] if self.num_valid else len(self.draft)
         for i, token in enumerate(text):
             after = f" after {text[:i]}" if i else ""
-            rows[f"target{after}"] = self.target[i][world, code].tolist()
+            rows[f"target{after}"] = self.target[i][problem, code].tolist()
             if i < min(len(self.draft), drafted):
-                rows[f"draft{after}"] = self.draft[i][world, code].tolist()
+                rows[f"draft{after}"] = self.draft[i][problem, code].tolist()
             if i == 0 and accept is not None:
                 rows["accepted if drafted"] = ["-" if p != p else p for p in accept.tolist()]
             code = code * self.vocab_size + token
@@ -135,22 +135,22 @@ class Worlds:
         return tuple(f"{n:{width}}" + "".join(f"{p:>9}" for p in row) for n, row in shown.items())
 
 
-def standard_worlds(
+def standard_problems(
     sizes: tuple[tuple[int, int, int], ...],
     trees: tuple[tuple[int, ...], ...] = (),
     paths: tuple[tuple[int, int], ...] = (),
     *,
     dtype: torch.dtype = torch.float64,
-) -> Iterator[Worlds]:
-    """The worlds that `certify` tries, always the same: the batches of `BATCHES` for each size, and
-    for each tree over the vocabulary and with the worlds of the last size. Tables are small
+) -> Iterator[Problems]:
+    """The problems that `certify` tries, always the same: the batches of `BATCHES` for each size,
+    and for each tree over the vocabulary and with the problems of the last size. Tables are small
     integers, so zeros, ties, one-hot laws, and equal and disjoint supports are common.
 
     Args:
         sizes: (V, K, W) of each batch.
         trees: parents of their nodes, see `Draft.parents`; siblings are drawn without replacement
             and, in every second tree, with it.
-        paths: (P, D) of independent paths, over the vocabulary and with the worlds of the last
+        paths: (P, D) of independent paths, over the vocabulary and with the problems of the last
             size, too.
         dtype: of logits and draft laws.
     """
@@ -162,15 +162,15 @@ def standard_worlds(
         generator = torch.Generator().manual_seed(number)
         for kind, warps in BATCHES:
             options = {"kind": kind, "warps": warps, "parents": parents}
-            worlds = random_worlds(vocab, width, count, generator, **options)
+            problems = random_problems(vocab, width, count, generator, **options)
             is_drawn = number % 2 == 1 or number >= len(shapes) - len(paths)
-            worlds.has_replacement = is_drawn and not worlds.is_point_mass
-            worlds.logits = [level.to(dtype) for level in worlds.logits]
-            worlds.draft = [level.to(dtype) for level in worlds.draft]
-            yield worlds
+            problems.has_replacement = is_drawn and not problems.is_point_mass
+            problems.logits = [level.to(dtype) for level in problems.logits]
+            problems.draft = [level.to(dtype) for level in problems.draft]
+            yield problems
 
 
-def random_worlds(
+def random_problems(
     vocab: int,
     width: int,
     count: int,
@@ -179,8 +179,8 @@ def random_worlds(
     kind: DraftKind = "soft",
     warps: Sequence[dict] = ({},),
     parents: tuple[int, ...] | None = None,
-) -> Worlds:
-    """Draws W = `count` worlds with integer-weight tables for K = `width` draft tokens, or for a
+) -> Problems:
+    """Draws W = `count` problems with integer-weight tables for K = `width` draft tokens, or for a
     tree of that depth.
 
     `"soft"` drafts carry the probabilities of each token; `"point-mass"` drafts are deterministic,
@@ -202,9 +202,9 @@ def random_worlds(
     if kind in ("mixed", "short point-mass"):
         most = width if parents is None else len(parents)
         num_valid = torch.randint(0, most + 1, (count,), generator=generator, device="cpu").tolist()
-    warps = [warps[world % len(warps)] for world in range(count)]
+    warps = [warps[problem % len(warps)] for problem in range(count)]
     names = {name for options in warps for name in options}
-    return Worlds(
+    return Problems(
         logits=[level.log() for level in weights],
         draft=[level / level.sum(dim=-1, keepdim=True) for level in draft],
         target=[torch.stack([*map(warped_law, level, warps)]) for level in weights],
