@@ -7,10 +7,12 @@ What a name means is found, and refused, before anything large is loaded.
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -65,7 +67,8 @@ MakeDrafter = Callable[..., Drafter | None]
 
 NAMES = (
     "none, lookup, suffix, self:1024, zoo:model, zoo:eagle3, zoo:mask-token, zoo:mtp, eagle:PATH, "
-    "mask-token:PATH, mtp:PATH, assistant:PATH, PATH_OR_ID, mine.py:make or package.module:function"
+    "mask-token:PATH, mtp:PATH, assistant:PATH, PATH_OR_ID, mine.py:make, package.module:function "
+    "or mine.py:LAYOUT:PATH"
 )
 _ADVICE = (
     ("eagle eagle1 eagle2 eagle3", "eagle:PATH, or zoo:eagle3"),
@@ -121,6 +124,7 @@ def load_drafter(
     tokenizer: Any = None,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
+    layouts: Sequence[Any] = (),
     **options: Any,
 ) -> Drafter | None:
     """Makes the drafter of a name.
@@ -132,13 +136,15 @@ def load_drafter(
             `"mtp:PATH"` or `"assistant:PATH"` (folders of all but `mtp` are recognised); or your
             own as `"mine.py:make"` or `"package.module:function"`, a function or class of
             (target, num_draft_tokens), and of `tree` and `options` where these are given; or such
-            a function itself.
+            a function itself. `"mine.py:LAYOUT:PATH"` is the folder or id of a head whose files are
+            read by your own record, a `specdec.checkpoints.Layout`, whatever they look like.
         target: the model that it drafts for.
         num_draft_tokens: K; `None` for the drafter's own default.
         tree: drafted instead of chains of K tokens; `"32x6"` is `Tree(32, 6)`.
         tokenizer: the target's; a draft model with another one drafts what both have in common.
         dtype: of a draft model; `"auto"` takes that of its files.
         device: of a draft model; the target's by default.
+        layouts: records of your own that a head's files are compared with first.
         options: `proposal` and `draft_temperature`, of drafters with probabilities; `None` counts
             as not given.
 
@@ -153,7 +159,7 @@ def load_drafter(
         >>> load_drafter("zoo:eagle3", zoo.load_target(), 5).num_draft_tokens
         5
     """
-    make = find_drafter(name, num_draft_tokens, tree=tree, **options)
+    make = find_drafter(name, num_draft_tokens, tree=tree, layouts=layouts, **options)
     return make(target, tokenizer=tokenizer, dtype=dtype, device=device)
 
 
@@ -162,12 +168,13 @@ def find_drafter(
     num_draft_tokens: int | None = None,
     *,
     tree: Tree | str | None = None,
+    layouts: Sequence[Any] = (),
     **options: Any,
 ) -> MakeDrafter:
     """Finds what `load_drafter` will load, without loading any weights.
 
     Args:
-        name, num_draft_tokens, tree, options: as there.
+        name, num_draft_tokens, tree, layouts, options: as there.
 
     Raises:
         ValueError: as there, as far as it can be known without the target.
@@ -175,10 +182,18 @@ def find_drafter(
     given = {"num_draft_tokens": num_draft_tokens, "tree": Tree.of(tree), **options}
     given = {key: value for key, value in given.items() if value is not None}
     if not isinstance(name, str):
+        _refuse_layouts(layouts, repr(name))
         return _own_drafter(getattr(name, "__qualname__", repr(name)), name, **given)
+    if (own := find_layout(name)) is not None:
+        _refuse_layouts(layouts, name)
+        layout, path = own
+        _find_pretrained(path)
+        return partial(_load_head, path, (layout,), given)
     kind, _, path = name.partition(":")
     if num_draft_tokens is not None and tree is not None:
         raise ValueError("num_draft_tokens belongs to chains; leave it out beside tree")
+    if name in ("none", "lookup", "suffix") or kind in ("self", "zoo"):
+        _refuse_layouts(layouts, name)
     if name == "none":
         _refuse(given, "belongs to a drafter; there is none")
         return lambda target, **_: None
@@ -202,19 +217,44 @@ def find_drafter(
 
     if kind in FAMILIES and path:
         _find_pretrained(path)
-        return lambda target, **_: load(path, target, families=(FAMILIES[kind],), **given)
+        given |= {"families": (FAMILIES[kind],), "layouts": layouts}
+        return lambda target, **_: load(path, target, **given)
     advice = [text for names, text in _ADVICE if kind in names.split()]
     if advice and not Path(name).exists():
         raise ValueError(f"there is no drafter {name!r}; write {advice[0]}")
     if (make := _find_own(name)) is not None:
+        _refuse_layouts(layouts, name)
         return _own_drafter(name, make, **given)
     try:
         is_local = _find_pretrained(name)
     except ValueError as error:
         raise ValueError(f"{error}; a drafter is {NAMES}") from error
-    if family_of(name, families=RECOGNISED):
-        return lambda target, **_: load(name, target, **given)
+    if family_of(name, families=RECOGNISED, layouts=layouts):
+        return lambda target, **_: load(name, target, layouts=layouts, **given)
+    _refuse_layouts(layouts, name)
     return partial(_load_draft_model, name, is_local, given)
+
+
+def find_layout(name: str) -> tuple[Any, str] | None:
+    """Your own record, and the folder or id of a head, of `"mine.py:LAYOUT:PATH"` or
+    `"package.module:LAYOUT:PATH"`; `None` for names of other forms. The record takes the files
+    whatever they look like.
+
+    Raises:
+        ValueError: there is no such record, or it is none.
+    """
+    parts = re.fullmatch(r"(.+?\.py|[\w.]+):([^\W\d]\w*):(.+)", name)
+    if parts is None or parts[1] in ("eagle", "mtp", "assistant", "zoo", "self"):
+        return None
+    from specdec.checkpoints.layout import Layout
+
+    record = _find_own(where := f"{parts[1]}:{parts[2]}")
+    if not isinstance(record, Layout):
+        raise ValueError(
+            f"{where} must be a specdec.checkpoints.Layout, by which the files in {parts[3]} are "
+            f"read, got {shown(record)}"
+        )
+    return replace(record, mark=lambda clues: f"read as {where}"), parts[3]
 
 
 def load_sampler(name: str, *, target_weight: float | None = None) -> Sampler:
@@ -247,6 +287,20 @@ def load_sampler(name: str, *, target_weight: float | None = None) -> Sampler:
     if not isinstance(sampler, Sampler):
         raise ValueError(f"{name} must be a specdec Sampler or its class, got {shown(sampler)}")
     return sampler
+
+
+def _load_head(
+    path: str, layouts: Sequence[Any], options: dict[str, Any], target: Any, **_: Any
+) -> Drafter:
+    """A head of whichever family the records say."""
+    from specdec.checkpoints.drafter import load
+    from specdec.checkpoints.families import FAMILIES
+
+    return load(path, target, families=tuple(FAMILIES.values()), layouts=layouts, **options)
+
+
+def _refuse_layouts(layouts: Sequence[Any], name: str) -> None:
+    _refuse({"layouts": layouts} if layouts else {}, f"belongs to a head's files, not to {name}")
 
 
 def _find_pretrained(name: str) -> bool:

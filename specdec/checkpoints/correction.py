@@ -1,15 +1,16 @@
-"""Corrections inside a block, as public checkpoints name their keys and tensors: a table.
+"""Parts of block heads, as public checkpoints name their keys and tensors: corrections inside a
+block, and convolutions in the layers.
 
 DeepSpec and speculators have the keys at the top of `config.json`, SpecForge and z-lab in
-`dflash_config`.
+`dflash_config`. The mark of a part is (names of the head's tensors) -> whether they have it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from specdec.checkpoints.config_fields import ConfigFields
+from specdec.checkpoints.layout import Key, Layout, Reading, Written
+from specdec.checkpoints.tensor_rules import Named
 from specdec.drafters.head.layers import Convolution
 from specdec.drafters.mask_token.correction import (
     CorrectionConfig,
@@ -20,82 +21,88 @@ from specdec.drafters.mask_token.correction import (
 )
 
 
-class Names(NamedTuple):
-    """How files name the sizes of a correction (keys, by our fields) and its tensors (how names
-    begin, by ours), the tensor that only it has, the kind of `Source` that has it, and a key that
-    makes no difference.
-    """
-
-    config: type[CorrectionConfig]
-    keys: dict[str, str]
-    tensors: dict[str, str]
-    mark: str
-    kind: str
-    inert: str = ""
+def _part(kind: str, config: type, keys: dict[str, str], **others: Any) -> Layout:
+    """A record of a part's sizes, by our fields; an absent key means the usual size."""
+    if issubclass(config, Convolution):
+        usual = Convolution._field_defaults
+    else:
+        usual = {name: getattr(config, name) for name in keys}
+    # Only the rows before the first corrected one may be none.
+    fields = {n: Key(key, usual[n], low=0 if n == "first" else 1) for n, key in keys.items()}
+    return Layout("", kind, config, fields=fields, file=tuple(keys), **others)
 
 
-CORRECTIONS = (
-    Names(
-        DominoConfig,
-        {"rank": "emb_dim", "gru_width": "gru_hidden_dim", "first": "pure_draft_prefix_len"},
-        {f"correction.{name}.": f"{name}." for name in ("prefix_gru", "embed_proj")},
-        mark="correction.prefix_gru.weight_ih_l0",
-        kind="Domino",
-    ),
-    Names(
-        XPressConfig,
-        {"rank": "xpress_rank", "mlp_ratio": "xpress_mlp_ratio"},
-        {"correction.": "refiner_head."},
-        mark="correction.mix_l",
-        kind="XPress",
-        inert="num_jacobi_passes",  # how engines approach what is computed here
-    ),
-    Names(
-        SelectorConfig,
-        {"rank": "selector_rank", "top_k": "selector_top_k"},
-        {"correction.": "candidate_selector."},
-        mark="correction.predecessor_codebook",
-        kind="DFlash 2",
-    ),
-    Names(
-        MarkovConfig,
-        {"rank": "markov_rank", "kind": "markov_head_type"},
-        {"correction.": "markov_head."},
-        mark="correction.markov_w1.weight",
-        kind="DSpark",
+DOMINO = _part(
+    "Domino",
+    DominoConfig,
+    {"rank": "emb_dim", "gru_width": "gru_hidden_dim", "first": "pure_draft_prefix_len"},
+    mark=lambda names: "correction.prefix_gru.weight_ih_l0" in names,
+    tensors=(
+        Named({"prefix_gru.": "correction.prefix_gru.", "embed_proj.": "correction.embed_proj."}),
     ),
 )
-MARKOV = CORRECTIONS[-1]
-_CONVOLUTION = {"taps": "conv_kernel_size", "group": "conv_group_size"}
-"""Their keys, by our fields."""
+XPRESS = _part(
+    "XPress",
+    XPressConfig,
+    {"rank": "xpress_rank", "mlp_ratio": "xpress_mlp_ratio"},
+    mark=lambda names: "correction.mix_l" in names,
+    tensors=(Named({"refiner_head.": "correction."}),),
+    inert=("num_jacobi_passes",),  # how engines approach what is computed here
+)
+SELECTOR = _part(
+    "DFlash 2",
+    SelectorConfig,
+    {"rank": "selector_rank", "top_k": "selector_top_k"},
+    mark=lambda names: "correction.predecessor_codebook" in names,
+    tensors=(Named({"candidate_selector.": "correction."}),),
+)
+MARKOV = _part(
+    "DSpark",
+    MarkovConfig,
+    {"rank": "markov_rank", "kind": "markov_head_type"},
+    mark=lambda names: "correction.markov_w1.weight" in names,
+    tensors=(Named({"markov_head.": "correction."}),),
+)
+CONVOLUTION = _part(
+    "convolutions", Convolution, {"taps": "conv_kernel_size", "group": "conv_group_size"}
+)
+CORRECTIONS = DOMINO, XPRESS, SELECTOR, MARKOV
+"""In the order in which they are tried."""
 
 
-def read_correction(
-    fields: ConfigFields, names: Collection[str], kind: str
-) -> tuple[CorrectionConfig | None, Convolution | None]:
-    """What a block head's file says of corrections, and of convolutions in its layers.
+def correction(
+    reading: Reading, own: Layout | None = None, *, is_usual: bool = False
+) -> CorrectionConfig | None:
+    """What a block head's file says of a correction.
 
     Args:
-        fields: of `config.json`, with `dflash_config`.
-        names: tensors, by the head's names.
-        kind: of the file's `Source`.
+        reading: of the file.
+        own: the kind that heads of its layout have, whatever their tensors are called.
+        is_usual: an absent rank means a Markov head of the usual one.
     """
-    marked = (c for c in CORRECTIONS if c.kind == kind or c.mark in names)
-    found = next(marked, MARKOV)
+    names, fields = reading.tensors, reading.either
+    found = next((part for part in CORRECTIONS if part is own or part.mark(names)), MARKOV)
     if found is MARKOV:
         rank = fields.get("markov_rank")
-        # speculators leaves out what its class has by default.
-        is_usual = kind == MARKOV.kind and fields.get("speculators_model_type") is not None
-        if rank == 0 or (rank is None and not is_usual and MARKOV.mark not in names):
+        has_none = rank is None and not is_usual and not MARKOV.mark(names)
+        if rank == 0 or has_none:
             fields.get("markov_head_type")
-            return None, None
-    if found.inert:
-        fields.get(found.inert)
-    usual, convolution = {name: getattr(found.config, name) for name in found.keys}, None
-    if found.config is SelectorConfig:
-        sizes = _given(Convolution._field_defaults, _CONVOLUTION, fields)
-        convolution = Convolution(**sizes)
-    return found.config(**_given(usual, found.keys, fields)), convolution
+            return None
+    return read_part(found, reading)
+
+
+def convolution(reading: Reading) -> Convolution | None:
+    """Of the layers: heads with a selector have them."""
+    has_selector = isinstance(reading["correction"], SelectorConfig)
+    return read_part(CONVOLUTION, reading) if has_selector else None
+
+
+def read_part(part: Layout, reading: Reading) -> Any:
+    """The sizes of a part."""
+    own = Reading(part, reading.either, reading.tensors)
+    for key in part.inert:
+        own.fields.get(key)
+    return part.config(**{name: own[name] for name in part.fields})
 
 
 def correction_keys(
@@ -104,27 +111,10 @@ def correction_keys(
     """Keys of a correction and of convolutions, for a file."""
     keys = {"markov_rank": 0}
     if correction is not None:
-        keys = _written(correction, names_of_correction(correction).keys)
-    return keys if convolution is None else keys | _written(convolution, _CONVOLUTION)
+        keys = part_of(correction).keys(Written(correction))
+    return keys if convolution is None else keys | CONVOLUTION.keys(Written(convolution))
 
 
-def names_of_correction(correction: CorrectionConfig | None) -> Names | None:
-    """The entry of the table."""
-    return next((names for names in CORRECTIONS if names.config is type(correction)), None)
-
-
-def _written(sizes: object, keys: Mapping[str, str]) -> dict[str, Any]:
-    return {name: getattr(sizes, own) for own, name in keys.items()}
-
-
-def _given(
-    usual: Mapping[str, Any], keys: Mapping[str, str], fields: ConfigFields
-) -> dict[str, Any]:
-    """Values by our names: those of the file, or as usual."""
-    found = {}
-    for name, key in keys.items():
-        if isinstance(usual[name], str):
-            found[name] = fields.text(key, usual[name])
-        else:
-            found[name] = fields.integer(key, usual[name], low=0 if name == "first" else 1)
-    return found
+def part_of(correction: CorrectionConfig | None) -> Layout | None:
+    """The record of a correction."""
+    return next((part for part in CORRECTIONS if part.config is type(correction)), None)

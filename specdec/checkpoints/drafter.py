@@ -37,8 +37,8 @@ def load(
         families: that it may be of, your own for instance; `None` for all whose folders are known
             by their files.
         num_draft_tokens, proposal, draft_temperature, tree: as for `HeadDrafter`.
-        options: of the reading (`allow_pickle`, `layer_convention`, `rope_theta`, ...), see
-            `survey_checkpoint` and the family's options.
+        options: of the reading (`layouts`, `allow_pickle`, `layer_convention`, `rope_theta`, ...),
+            see `survey_checkpoint` and the family's options.
 
     Raises:
         TypeError: an option that does not exist.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from specdec.checkpoints.family import Family, Source
-from specdec.checkpoints.feature_heads import recognise, starts_of, translate
+from specdec.checkpoints.family import Family, Source, recognise
+from specdec.checkpoints.feature_heads import canonical, translate
 from specdec.checkpoints.files import CheckpointFolder
 from specdec.checkpoints.head_layouts import EAGLES
 from specdec.checkpoints.layer_ids import CONVENTIONS
 from specdec.checkpoints.marks import Clues
 from specdec.checkpoints.refusals import other_designs
-from specdec.drafters.eagle import EagleDrafter, EagleHead
+from specdec.drafters.eagle import EagleConfig, EagleDrafter, EagleHead
 
 
 def detect(folder: CheckpointFolder) -> Source | None:
@@ -18,7 +18,7 @@ def detect(folder: CheckpointFolder) -> Source | None:
     without a mark of the producer. The kind is `"EAGLE-1"` (and 2) or `"EAGLE-3"`.
     """
     folder.fields.section("eagle_config")  # an object, or an error
-    source, clues = recognise(folder, EAGLES), Clues(folder, starts_of(EAGLES))
+    source, clues = recognise(folder, EAGLES, canonical), Clues(folder, canonical)
     is_other = any(is_so for is_so, _ in other_designs(folder.fields, clues.eagle))
     return source and source._replace(is_sure=not is_other)
 
@@ -38,6 +38,7 @@ EAGLE = Family(
         "norm_before_residual": (True, False),
         "feedback_norm": (True, False),
     },
+    config=EagleConfig,
 )
 """EAGLE-1, EAGLE-2 and EAGLE-3.
 

@@ -1,40 +1,50 @@
 """Writes heads in the layouts that other engines read.
 
-A layout is written exactly: what it has no key or no tensor for is refused, since a file that
-another engine misreads is worse than none. What only some of its readers misread is noted.
+A layout is written exactly: what its own record would not read back equal is refused, and so is
+what an engine would run otherwise, since a file that another engine misreads is worse than none.
+What only some of its readers misread is noted.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
-from dataclasses import MISSING, fields
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from specdec.arguments import check_choice, check_path, shown
 from specdec.atomic import replacing, replacing_files, write_text
+from specdec.checkpoints.config_fields import ConfigFields
+from specdec.checkpoints.correction import part_of
+from specdec.checkpoints.feature_heads import check_supported, open_reading
 from specdec.checkpoints.file_parts import SCALINGS
-from specdec.checkpoints.head_layouts import LAYOUTS
-from specdec.checkpoints.layout import HeadLayout, Written
-from specdec.checkpoints.tensor_names import stored
+from specdec.checkpoints.files import as_stored
+from specdec.checkpoints.head_layouts import WRITTEN
+from specdec.checkpoints.layout import Layout, Reading, Written
+from specdec.checkpoints.tensor_rules import write_tensors
 from specdec.checkpoints.vocab_map import write_vocab_map
 from specdec.drafters.head.config import HeadConfig
 from specdec.drafters.head.features import FeatureHead, FeatureHeadConfig
 from specdec.drafters.head.layers import LayerConfig
-from specdec.show.text import printable
+from specdec.show.text import one_line, printable
 
-Layout = Literal["safeailab", "speculators", "vllm", "huggingface", "z-lab"]
+LayoutName = Literal["safeailab", "speculators", "vllm", "huggingface", "z-lab"]
+
+
+Tables = Mapping[str, Tensor | None]
+"""The target's, by their names in a head."""
 
 
 def save_head(
     head: FeatureHead,
     folder: str | Path,
-    layout: Layout | HeadLayout | None = None,
+    layout: LayoutName | Layout | None = None,
     *,
     embed_tokens: Tensor,
     lm_head: Tensor,
@@ -52,8 +62,8 @@ def save_head(
     `xpress`. A `peagle` file of a head with a Markov correction has its keys and tensors under
     DSpark's names, which this library alone reads. `"vllm"` is that of amazon's P-EAGLE
     heads: EAGLE-3's with `ptd_token_id`. `"huggingface"` is a causal language model with
-    `pard_token`, as AMD's PARD models. `"z-lab"` is that of the public DFlash heads,
-    and of SpecForge's DSpark and Domino.
+    `pard_token`, as AMD's PARD models. `"z-lab"` is that of the public DFlash heads. Other layouts
+    are read and not written: no engine has been run with such files.
     EAGLE-3's layers of features are written for both of the conventions in use.
 
     speculators reads a file without embeddings into memory that nobody has written, and without a
@@ -62,8 +72,8 @@ def save_head(
     Args:
         head: the weights.
         folder: made if need be; files in it are replaced.
-        layout: `None` is the usual one of the head's design, the first of `layouts_of`. A record of
-            your own is written as it says.
+        layout: `None` is the first one that can express the head, in the order of `WRITTEN`. A
+            record of your own is written as it says.
         embed_tokens: `[V, H]`, the target's embeddings, written for a head without its own where
             the layout has them (a speculators file, a language model).
         lm_head: `[V, H]`, the target's vocabulary head, written for a head without one of its own
@@ -77,124 +87,156 @@ def save_head(
         What some of the layout's readers do not understand, one line each.
 
     Raises:
-        ValueError: an unknown layout, a head that the layout cannot express, or a speculators file
-            without a verifier or embeddings. Nothing has been written then.
+        ValueError: an unknown layout, a head that the layout cannot express (with the layouts that
+            can), or a speculators file without a verifier or embeddings. Nothing has been written
+            then.
     """
-    config, design = head.config, getattr(head.config, "fusion", None) or head.config.alignment
-    record, name = layout, getattr(layout, "name", None)
-    if name is None:
-        names = layouts_of(design)
-        name = names[0] if layout is None else layout
-        check_choice(f"layout of {design!r} heads", name, names)
-        record = _record(config, design, name)
-    if obstacles := sorted(_obstacles(config, record)):
-        other = " (layout='speculators' may)" if name == "safeailab" else ""
-        raise ValueError(f"the {name} layout cannot express {', '.join(obstacles)}{other}")
-    tensors = dict(head.state_dict())
-    if "lm_head" in record.copies and not config.has_lm_head:
-        tensors["lm_head.weight"] = lm_head.to(head.dtype)
-    if "embed_tokens" in record.copies and not config.has_embed_tokens:
-        table = _plain_table(embed_tokens, config)
-        is_masked_text = design in ("shifted", "unshifted")
-        tensors["embed_tokens.weight"] = table.to(head.dtype) if is_masked_text else table
-    if head.target_ids is not None:
-        tensors = _with_vocab_map(tensors, head.target_ids, config.vocab_size)
+    config = head.config
     num_draft_tokens = getattr(config, "max_draft_tokens", None) or num_draft_tokens
     dtype = str(head.dtype).removeprefix("torch.")
-    keys = _keys(record, Written(config, dtype, num_draft_tokens, verifier))
-    correction = getattr(config, "correction", None)
-    tensors = {stored(name, record.tensors, correction): x for name, x in tensors.items()}
-    if record.prefix:
-        is_bare = "lm_head.weight"
-        tensors = {n if n == is_bare else record.prefix + n: x for n, x in tensors.items()}
+    what = Written(config, dtype, num_draft_tokens, verifier)
+    tables = {"embed_tokens": embed_tokens, "lm_head": lm_head}
+    records = [layout] if isinstance(layout, Layout) else _records_of(head, layout)
+    record, obstacles = _best(head, records)
+    if obstacles:
+        raise ValueError(_refusal(head, record, obstacles))
+    reading = Reading(record, ConfigFields(keys := record.keys(what), "config.json"), {})
+    held = _held(head, dict(head.state_dict()), record, tables)
+    tensors = _in_file(held, record, reading, config)
     write_checkpoint(folder, keys, tensors)
-    return tuple(_notes(config, target_layers)) if name == "safeailab" else ()
+    return tuple(_notes(config, target_layers)) if record.name == "safeailab" else ()
 
 
-def layouts_of(design: str) -> tuple[Layout, ...]:
-    """Layouts that exist for a design of heads, the usual one first: the fusion of EAGLE heads, the
-    alignment of mask-token heads.
+def layouts_of(head: FeatureHead) -> tuple[LayoutName, ...]:
+    """Layouts that can express a head, the usual one first.
 
     Example:
-        >>> layouts_of("same-position")
-        ('z-lab', 'speculators')
+        >>> from specdec import zoo
+        >>> layouts_of(zoo.load_drafter("eagle3", zoo.load_target()).head)
+        ('safeailab', 'speculators')
     """
-    written = (layout for layout in LAYOUTS if layout.name and design in layout.designs)
-    return tuple(dict.fromkeys(layout.name for layout in written))
+    return _names(record for record in _records_of(head) if not _obstacles(head, record))
 
 
-def _record(config: FeatureHeadConfig, design: str, name: str) -> HeadLayout:
-    """The record of the head's kind; the first one of that name where none has its correction,
-    which is among the obstacles then.
+def _records_of(head: FeatureHead, name: str | None = None) -> list[Layout]:
+    """Those of heads of this class; of one name, if there is one."""
+    records = [record for record in WRITTEN if record.config is type(head.config)]
+    if name is None:
+        return records
+    check_choice(f"layout of {type(head.config).__name__} heads", name, _names(records))
+    return [record for record in records if record.name == name]
+
+
+def _names(records: Iterable[Layout]) -> tuple[LayoutName, ...]:
+    return tuple(dict.fromkeys(record.name for record in records))
+
+
+def _best(head: FeatureHead, records: Sequence[Layout]) -> tuple[Layout, list[str]]:
+    """The first record that can express a head; else the one that lacks least, and what."""
+    lacking = []
+    for record in records:
+        if not (obstacles := _obstacles(head, record)):
+            return record, []
+        lacking.append((record, obstacles))
+    return min(lacking, key=lambda each: len(each[1]))
+
+
+def _refusal(head: FeatureHead, record: Layout, obstacles: Sequence[str]) -> str:
+    """What a layout lacks, and which ones do not."""
+    others, written = layouts_of(head), _names(_records_of(head))
+    advice = f"as {' or '.join(map(repr, others))} it can be written"
+    if not others:
+        advice = f"none of the layouts that are written can: {', '.join(written)}"
+    name = record.name or record.producer
+    return f"the {name} layout cannot express {', '.join(obstacles)}; {advice}"
+
+
+def _obstacles(head: FeatureHead, record: Layout) -> list[str]:
+    """What a layout cannot express: what engines run otherwise, and fields that its own record does
+    not read back equal. Looks at names and shapes of tensors alone.
     """
-    found = [x for x in LAYOUTS if x.name == name and design in x.designs]
-    kind = type(getattr(config, "correction", None))
-    return next((layout for layout in found if kind in layout.corrections), found[0])
+    config = head.config
+    found = {text: None for limit in record.limits for is_so, text in limit(config) if is_so}
+    try:
+        keys = record.keys(Written(config, "float32", verifier="any/target"))
+    except Exception as error:  # HF's classes raise errors of many kinds for what they cannot say
+        return sorted(found) or [one_line(error)]
+    fields = ConfigFields(keys, "config.json")
+    table = torch.empty(config.vocab_size, config.hidden_size, device="meta")
+    own = {name: tensor.to("meta") for name, tensor in head.state_dict().items()}
+    held = _held(head, own, record, {"embed_tokens": table, "lm_head": table})
+    tensors = _in_file(held, record, Reading(record, fields, {}), config)
+    stored = {name: as_stored(name, tensor) for name, tensor in tensors.items()}
+    copied = {f"has_{name}": True for name in record.copies}
+    reading = open_reading(record, fields, stored)
+    found |= dict.fromkeys(_unequal(reading, replace(config, **copied)))
+    return sorted(found)
 
 
-def _keys(layout: HeadLayout, what: Written) -> dict[str, Any]:
-    """What config.json has, in the layout's order."""
-    config, keys = what.config, {}
-    boundaries, entries = config.feature_layers, layout.keys | layout.of_layer
-    for entry in layout.file:
-        if isinstance(entry, tuple):
-            found = dict([entry])
-        elif callable(entry):
-            found = entry(what)
-        elif entry in layout.ids:
-            shift = layout.ids[entry][0] == "layer_output"
-            found = {entry: [boundary - shift for boundary in boundaries]}
-        else:
-            value = getattr(config if hasattr(config, entry) else config.layer, entry)
-            found = entries[entry].keys(config, value)
-        for key, value in found.items():
-            section, _, key = key.rpartition(".")
-            place = keys.setdefault(section, {}) if section else keys
-            place[key] = value
-    return keys
+def _unequal(reading: Reading, config: Any) -> Iterator[str]:
+    """Fields that a reading of written files has other values of."""
+    try:
+        check_supported(reading)
+    except ValueError as error:
+        yield str(error)
+    for name, value in vars(config).items():
+        if name == "target_hidden_size" and not config.feature_layers:
+            continue  # of no feature
+        try:
+            is_equal = _read_back(reading, name, config) == value
+        except ValueError:
+            is_equal = False
+        if not is_equal and name != "layer":
+            yield f"{name}={value}"
+        elif not is_equal:
+            yield from _unequal_layer(reading, value)
 
 
-_FLAGS = {
-    *("attention_bias", "attention_output_bias", "has_qk_norm", "has_sinks"),
-    *("windows", "is_window_causal", "convolution"),
-}
-"""Fields of layers that not every layout has a key for."""
+def _read_back(reading: Reading, name: str, config: Any) -> Any:
+    if name in reading.layout.fields:
+        return reading[name]
+    return next(entry.default for entry in fields(config) if entry.name == name)
 
 
-def _obstacles(config: FeatureHeadConfig, layout: HeadLayout) -> Iterator[str]:
-    """What a layout cannot express: fields that it has no key for, unless their value is what an
-    absent key means; and what is no field by itself.
-    """
-    design = getattr(config, "fusion", None) or config.alignment
-    if design not in layout.designs:
-        yield f"{design!r} heads"
+def _unequal_layer(reading: Reading, layer: LayerConfig) -> Iterator[str]:
+    try:
+        found = reading["layer"]
+    except ValueError as error:
+        yield f"its layers ({error})"
         return
-    values = vars(config) | vars(config.layer)
-    usual = {entry.name: entry.default for entry in fields(config) if entry.default is not MISSING}
-    usual |= {f.name: f.default for f in fields(LayerConfig) if f.name in _FLAGS}
-    usual |= {name: x for name, x in layout.without_keys().items() if name in usual}
-    for name in usual.keys() - {*layout.file, *layout.says}:
-        if values[name] != usual[name]:
-            yield f"{name}={values[name]}"
-    layers = [boundary for boundary in config.feature_layers if boundary != "final"]
-    if written := [layout.ids[key] for key in layout.file if key in layout.ids]:
-        least = max(least + (kind == "layer_output") for kind, least in written)
-        yield from _true(
-            (len(layers) < len(config.feature_layers), "final features"),
-            (layers != sorted(layers), "features that are not in the order of layers"),
-            (min(layers, default=least) < least, "features of the embeddings"),
-        )
-    yield from _true(
-        (not written and bool(layers), "other features than the final ones"),
-        (getattr(config, "mask_token_id", ...) is None, "a mask without an id"),
-        (len(set(config.layer.windows) - {None}) > 1, "windows of several sizes"),
-        *(pair for limit in layout.limits for pair in limit(config)),
-    )
+    if not any(layer.windows):
+        layer = replace(layer, is_window_causal=True)  # means nothing without windows
+    # HF writes out this default of a rope.
+    filled = {"original_max_position_embeddings": layer.max_position_embeddings} | layer.rope
+    layer = replace(layer, rope=filled) if found.rope == filled else layer
+    for name, value in vars(layer).items():
+        if getattr(found, name) != value:
+            yield f"{name}={value}"
 
 
-def _true(*pairs: tuple[bool, str]) -> Iterator[str]:
-    """The texts of pairs (condition, text) that hold."""
-    return (text for is_so, text in pairs if is_so)
+def _held(
+    head: FeatureHead, tensors: dict[str, Tensor], record: Layout, tables: Tables
+) -> dict[str, Tensor]:
+    """A head's tensors, with tables of its target and the map of its ids, by the head's names."""
+    config = head.config
+    if "lm_head" in record.copies and not config.has_lm_head:
+        tensors = tensors | {"lm_head.weight": tables["lm_head"].to(head.dtype)}
+    if "embed_tokens" in record.copies and not config.has_embed_tokens:
+        table = _plain_table(tables["embed_tokens"], config)
+        is_masked_text = getattr(config, "alignment", "") in ("shifted", "unshifted")
+        table = table.to(head.dtype) if is_masked_text else table
+        tensors = tensors | {"embed_tokens.weight": table}
+    if head.target_ids is not None:
+        tensors = _with_vocab_map(tensors, head.target_ids, config.vocab_size)
+    return tensors
+
+
+def _in_file(
+    tensors: dict[str, Tensor], record: Layout, reading: Reading, config: Any
+) -> dict[str, Tensor]:
+    """A head's tensors as a layout names and stores them."""
+    part = part_of(getattr(config, "correction", None))
+    return write_tensors(tensors, (*record.tensors, *(part.tensors if part else ())), reading)
 
 
 def write_checkpoint(folder: str | Path, keys: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -257,7 +299,8 @@ def _with_vocab_map(
     d2t, t2d = write_vocab_map(target_ids[order], vocab_size)
     ours = ("markov_w2", "embed_proj.2", "readout")  # what corrections have of the draft ids
     names = tensors.keys() & {"lm_head.weight", *(f"correction.{name}.weight" for name in ours)}
-    return {**tensors, **{name: tensors[name][order] for name in names}, "d2t": d2t, "t2d": t2d}
+    ordered = {name: tensors[name][order.to(tensors[name].device)] for name in names}
+    return {**tensors, **ordered, "d2t": d2t, "t2d": t2d}
 
 
 def _notes(config: FeatureHeadConfig, target_layers: int | None) -> Iterator[str]:

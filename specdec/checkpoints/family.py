@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.files import CheckpointFolder, StoredTensor
+from specdec.checkpoints.layout import Layout
+from specdec.checkpoints.marks import Clues
 from specdec.drafters.head.drafter import HeadDrafter
 
 
@@ -18,12 +20,14 @@ class Source(NamedTuple):
     """Whose conventions a checkpoint follows, which kind of its family's heads it holds
     (`"EAGLE-3"` for instance), and what both were recognised by. `is_sure` is false where the files
     also have marks of a design that the family does not read: another family's claim then counts.
+    `layout` is the record that the files follow, of a family that has records.
     """
 
     producer: str
     kind: str
     why: str
     is_sure: bool = True
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +73,8 @@ class Family:
             `translate` takes, each with the values that it may have, empty where `translate` checks
             them. The parity check tries the other values of an option that is a field of the
             configuration too.
+        config: class of its configurations, of a family whose files are read by records: a record
+            of a caller's own that has this class is one of its files.
     """
 
     name: str
@@ -78,6 +84,26 @@ class Family:
     drafter: type[HeadDrafter]
     head: Callable[[Any, Tensor | None], nn.Module]
     options: Mapping[str, tuple] = field(default_factory=dict, hash=False)
+    config: type | None = None
+
+
+def recognise(
+    folder: CheckpointFolder,
+    layouts: Sequence[Layout],
+    canonical: Callable[[str], str] = lambda name: name,
+) -> Source | None:
+    """Whose conventions the files follow: the first layout whose mark they have.
+
+    Args:
+        folder: the files.
+        layouts: in the order in which they are tried.
+        canonical: for `Clues`.
+    """
+    clues = Clues(folder, canonical)
+    for layout in layouts:
+        if why := layout.mark(clues):
+            return Source(layout.producer, layout.kind, str(why), layout=layout)
+    return None
 
 
 def refuse_unsupported(fields: ConfigFields, complaints: Iterable[tuple[bool, str]]) -> None:

@@ -1,37 +1,49 @@
-"""Reads checkpoints of heads over a target's features by the table of their layouts."""
+"""Reads checkpoints of heads over a target's features by their layouts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import fields as fields_of
 from typing import Any
 
 from transformers import PreTrainedModel
 
+from specdec.checkpoints.config_fields import ConfigFields
+from specdec.checkpoints.correction import CORRECTIONS
 from specdec.checkpoints.family import Source, Translation, refuse_unsupported
 from specdec.checkpoints.files import CheckpointFolder
 from specdec.checkpoints.head_layouts import LAYOUTS
 from specdec.checkpoints.layers import fill_speculators
-from specdec.checkpoints.layout import HeadLayout, Reading
-from specdec.checkpoints.marks import Clues
-from specdec.checkpoints.tensor_names import canonical_names
+from specdec.checkpoints.layout import Layout, Reading, Tensors
+from specdec.checkpoints.tensor_rules import (
+    Ending,
+    LaterNorms,
+    Named,
+    Prefixed,
+    read_tensors,
+)
+
+_STARTS = {
+    theirs: ours
+    for layout in (*LAYOUTS, *CORRECTIONS)
+    for rule in layout.tensors
+    if isinstance(rule, Named)
+    for theirs, ours in rule.starts.items()
+}
+ANYBODYS = (
+    Prefixed(also=("model.", "speculator.")),
+    Ending(".self_attn.attention_sink_bias", ".self_attn.sinks"),
+    Ending("_codebook.weight", "_codebook"),
+    Named(_STARTS),
+)
+"""Names that say what a tensor is, whoever wrote it; a record's own come first."""
 
 
-def starts_of(layouts: Sequence[HeadLayout]) -> dict[str, str]:
-    """How names of tensors begin that are not the head's, and how the head's do: of all layouts,
-    since a name says what it is whoever wrote it.
-    """
-    return {start: ours for x in (*LAYOUTS, *layouts) for start, ours in x.tensors.items()}
-
-
-def recognise(folder: CheckpointFolder, layouts: Sequence[HeadLayout]) -> Source | None:
-    """Whose conventions the files follow, by the strongest mark that they have of a layout."""
-    clues = Clues(folder, starts_of(layouts))
-    marked = [(rank, find, layout) for layout in layouts for rank, find in layout.marks.items()]
-    for _, find, layout in sorted(marked, key=lambda mark: mark[0]):
-        if why := find(clues):
-            return Source(layout.producer, layout.kind, why)
-    return None
+def canonical(name: str) -> str:
+    """The head's name of a tensor by the layouts of the package."""
+    for rule in ANYBODYS:
+        name = rule.ours(name)
+    return name
 
 
 def translate(
@@ -39,41 +51,62 @@ def translate(
     source: Source,
     target: PreTrainedModel | None,
     options: Mapping[str, Any],
-    *,
-    layouts: Sequence[HeadLayout] = LAYOUTS,
 ) -> Translation:
     """Reads the whole configuration; see `Family`."""
-    layout = next(x for x in layouts if (x.producer, x.kind) == (source.producer, source.kind))
-    fields, in_file = folder.fields, folder.tensors()
-    if source.producer == "speculators" and "transformer_layer_config" in fields.raw:
-        fields = fill_speculators(fields)
-    tensors = {
-        name: in_file[other] for name, other in canonical_names(in_file, starts_of(layouts)).items()
-    }
     beside = {path.name for path in folder.path.iterdir()}
-    reading = Reading(layout, fields, tensors, options, beside, target)
-    refuse_unsupported(fields, layout.refuse(reading))
+    given = {"options": options, "beside": beside, "target": target}
+    reading = open_reading(source.layout, folder.fields, folder.tensors(), **given)
+    check_supported(reading)
     config = read_config(reading)
     reading.check_joined(config)
-    for key in layout.inert:
-        place, name = (fields if "." in key else reading.either).at(key)
+    note_inert(reading)
+    return Translation(config, reading.tensors, reading.fields, reading.unused)
+
+
+def open_reading(layout: Layout, fields: ConfigFields, tensors: Tensors, **given: Any) -> Reading:
+    """A reading of files in a layout: its configuration whole, its tensors by the head's names.
+
+    Args:
+        layout, fields, given: as for `Reading`.
+        tensors: by the names in the file.
+    """
+    if "transformer_layer_config" in fields.raw:  # stored as a difference
+        fields = fill_speculators(fields)
+    reading = Reading(layout, fields, {}, **given)
+    anybodys = (*ANYBODYS, LaterNorms())
+    reading.tensors = read_tensors(tensors, layout.tensors, reading, anybodys)
+    return reading
+
+
+def check_supported(reading: Reading) -> None:
+    """`ValueError` with all that no head of the library has."""
+    complaints = (pair for refuse in reading.layout.refuse for pair in refuse(reading))
+    refuse_unsupported(reading.fields, complaints)
+
+
+def note_inert(reading: Reading) -> None:
+    """Keys that make no difference count as read."""
+    for key in reading.layout.inert:
+        place, name = (reading.fields if "." in key else reading.either).at(key)
         place.get(name)
-    unused = {
-        tensor: why for tensor, (field, why) in layout.unused.items() if not reading.values[field]
-    }
-    return Translation(config, tensors, fields, unused)
 
 
 def read_config(reading: Reading) -> Any:
-    """Every convention resolved, for a target if there is one; field by field, as the layout says,
-    where the caller does not know better.
+    """Every convention resolved, for a target if there is one; where the caller does not know
+    better, as the layout says.
     """
-    layout, options, values = reading.layout, reading.options, reading.values
-    if given := sorted(set(layout.no_options) & options.keys()):
-        raise ValueError(f"{', '.join(given)}: a {layout.kind} head has none; drop it")
-    for name, key in layout.keys.items():
-        values[name] = reading.value_of(key)
-        if name in options and name not in ("feature_layers", "layer"):
-            values[name] = options[name]
+    layout = reading.layout
     own = {field.name for field in fields_of(layout.config)}
+    if given := sorted(_without_meaning(reading, own)):
+        raise ValueError(f"{', '.join(given)}: {layout.kind} heads have none; drop it")
+    said = [name for name in layout.fields if not name.startswith("layer.")]
+    values = {name: reading[name] for name in said}
     return layout.config(**{name: value for name, value in values.items() if name in own})
+
+
+def _without_meaning(reading: Reading, own: Iterable[str]) -> set[str]:
+    """Options of a caller about fields that heads of the layout do not have."""
+    options, fields = reading.options.keys(), reading.layout.fields
+    found = (options & own) - fields.keys()
+    has_layers = fields.get("feature_layers") != ()
+    return found if has_layers else found | (options & {"feature_layers", "layer_convention"})

@@ -92,15 +92,14 @@ def number_of_features(what: Written) -> dict[str, Any]:
     return {"num_aux_hidden_states": len(config.feature_layers), "fc_norm": config.fc_norm}
 
 
-def corrected(section: str = "", *, is_always: bool = False) -> Part:
+def corrected(*, is_always: bool = False) -> Part:
     """Keys of a correction and of convolutions; without one, if always, that there is none."""
 
     def keys(what: Written) -> dict[str, Any]:
         correction = what.config.correction
         if correction is None and not is_always:
             return {}
-        found = correction_keys(correction, what.config.layer.convolution)
-        return {section + key: value for key, value in found.items()}
+        return correction_keys(correction, what.config.layer.convolution)
 
     return keys
 
@@ -111,12 +110,6 @@ def confidence(what: Written) -> dict[str, Any]:
         "enable_confidence_head": what.config.confidence is not None,
         "confidence_head_with_markov": what.config.confidence == "markov",
     }
-
-
-def confidence_of_z_lab(what: Written) -> dict[str, Any]:
-    """The same, of SpecForge's heads that predict the next token."""
-    is_next = what.config.alignment == "next-token"
-    return {f"dflash_config.{k}": v for k, v in confidence(what).items()} if is_next else {}
 
 
 def types(what: Written) -> dict[str, Any]:

@@ -33,7 +33,7 @@ MAX_TENSORS = 4096
 FLOATS = {"BF16", "F16", "F32", "F64"}
 """Types of weights, in safetensors' words."""
 
-_PICKLED_TYPES = {
+_TYPES = {
     **{torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16"},
     **{torch.int32: "I32", torch.int64: "I64", torch.float16: "F16", torch.bfloat16: "BF16"},
     **{torch.float32: "F32", torch.float64: "F64"},
@@ -58,6 +58,11 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     read: Callable[[], Tensor]
+
+
+def as_stored(name: str, tensor: Tensor) -> StoredTensor:
+    """A tensor in memory, as one of a file."""
+    return StoredTensor(name, _TYPES[tensor.dtype], tuple(tensor.shape), tensor.detach)
 
 
 class CheckpointFolder:
@@ -176,13 +181,9 @@ def _read_pickle(path: Path) -> dict[str, StoredTensor]:
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             kind = type(tensor).__name__
             raise ValueError(f"{path} must hold tensors by name, got {name!r}: {kind}")
-        if tensor.dtype not in _PICKLED_TYPES or tensor.layout != torch.strided:
+        if tensor.dtype not in _TYPES or tensor.layout != torch.strided:
             raise ValueError(f"{path}: {name!r} is stored as {tensor.dtype}, {tensor.layout}")
-    tensors = [
-        StoredTensor(name, _PICKLED_TYPES[t.dtype], tuple(t.shape), lambda t=t: t.detach())
-        for name, t in content.items()
-    ]
-    return _by_printable_names(path, tensors)
+    return _by_printable_names(path, [as_stored(name, t) for name, t in content.items()])
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:

@@ -7,54 +7,54 @@ names, keys and conventions. They use the same keys with other meanings (`norm_o
 P-EAGLE heads are EAGLE-3 heads with a learned feature of masks. PARD models are causal language
 models with the id of a mask. DFlash heads read features as keys and values; DSpark, Domino, DFlash
 2 and XPress are DFlash heads with a correction inside the block.
+
+At the end stand the orders in which records are tried, for reading and for writing.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from specdec.checkpoints import file_parts, limits, refusals, rules
-from specdec.checkpoints.layout import HeadLayout, Key
+from specdec.checkpoints import correction, file_parts, limits, refusals, rules
+from specdec.checkpoints.layout import Key, Layout
 from specdec.checkpoints.marks import Clues
+from specdec.checkpoints.tensor_rules import Ending, Named, Padded, Prefixed, Shaped
 from specdec.drafters.eagle import EagleConfig
-from specdec.drafters.mask_token.correction import (
-    DominoConfig,
-    MarkovConfig,
-    SelectorConfig,
-    XPressConfig,
-)
+from specdec.drafters.mask_token.correction import MarkovConfig, SelectorConfig, XPressConfig
 from specdec.drafters.mask_token.head import MaskTokenConfig
 
-NONE = type(None)
 IDS = "eagle_aux_hidden_state_layer_ids"
 NESTED_IDS = f"eagle_config.{IDS}"
 FLASH_IDS = "dflash_config.target_layer_ids"
 BLOCK_IDS = "aux_hidden_state_layer_ids"
+_KIND = "speculators_model_type"
+_PROJECTOR = "dflash_config.projector_type"
 Q_PROJ, Q_NORM, Q_BIAS, O_BIAS = (
     f"layers.0.self_attn.{name}"
     for name in ("q_proj.weight", "q_norm.weight", "q_proj.bias", "o_proj.bias")
 )
-_OF_VLLM = "tensors layers.0.*, no key of a producer"
-_OF_EAGLE1 = "tensors fc and layers.0.*, no hidden_norm: EAGLE-1"
-_OF_P_EAGLE = "tensor mask_hidden beside an EAGLE-3 head's"
+NONE = type(None)
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
-
-_TABLES = ("has_embed_tokens", "has_lm_head")
-_COPIES = ("lm_head", "embed_tokens")
-_LAYERS = ("num_layers", "attention_bias", "attention_output_bias", "has_qk_norm")
+_BOTH_TABLES = ("lm_head", "embed_tokens")
 
 
 # EAGLE heads. Trainers copy layer_types from the target, and most of them never look at them.
 
 _WINDOWS = Key("layer_types", read=rules.windows, write=file_parts.window_keys)
 _EAGLE_LAYER = {
-    "has_qk_norm": lambda r: Q_NORM in r.tensors,
-    "attention_bias": Key("attention_bias", False, also=("qkv_bias",)),
-    "attention_output_bias": (lambda r: r.fields.flag("attention_bias") and O_BIAS in r.tensors),
+    "layer.has_qk_norm": lambda r: Q_NORM in r.tensors,
+    "layer.attention_bias": Key("attention_bias", False, also=("qkv_bias",)),
+    "layer.attention_output_bias": (
+        lambda r: r.fields.flag("attention_bias") and O_BIAS in r.tensors
+    ),
 }
-_HF_LAYER = _EAGLE_LAYER | {"attention_output_bias": Key("attention_bias", False)}
-_SPECULATORS_LAYER = _HF_LAYER | {"has_qk_norm": rules.has_qk_norm, "windows": _WINDOWS}
+_HF_LAYER = _EAGLE_LAYER | {"layer.attention_output_bias": Key("attention_bias", False)}
+_SPECULATORS_LAYER = _HF_LAYER | {
+    "layer.has_qk_norm": rules.has_qk_norm,
+    "layer.windows": _WINDOWS,
+}
 _EAGLE_TABLES = {
     "has_embed_tokens": lambda r: r.is_other_width or EMBEDDINGS in r.tensors,
     "has_lm_head": lambda r: r.is_other_width or HEAD in r.tensors or r.has_fewer_ids,
@@ -64,7 +64,7 @@ _EAGLE1 = {
     "fusion": "input",
     "layer": rules.layer,
     "vocab_size": Key("vocab_size", int),
-    "draft_vocab_size": lambda r: r.values["vocab_size"],
+    "draft_vocab_size": lambda r: r["vocab_size"],
     "target_hidden_size": rules.target_hidden_size,
     "feature_layers": rules.final_feature,
     "fc_bias": Key("bias", False, read=rules.eagle1_bias),
@@ -89,6 +89,37 @@ _EAGLE3 = {
     "num_layers": rules.num_layers_of_eagle,
     **_EAGLE_TABLES,
 }
+_OF_SPECULATORS = {
+    "draft_vocab_size": replace(
+        _EAGLE3["draft_vocab_size"],
+        read=partial(rules.draft_vocab_size, usual=32000, why="speculators' default"),
+    ),
+}
+_EAGLE3_OF_SPECULATORS = (
+    _EAGLE3
+    | _OF_SPECULATORS
+    | _SPECULATORS_LAYER
+    | {
+        "norm_before_residual": Key(
+            "norm_before_residual",
+            False,
+            absent="no norm_before_residual: false, speculators' default (vLLM would take it for "
+            "true)",
+        )
+    }
+)
+_EAGLE3_OF_SPECFORGE = (
+    _EAGLE3
+    | _EAGLE_LAYER
+    | {
+        "feedback_norm": False,  # its trainer always feeds the raw output back
+        "output_norm": rules.output_norm_of_specforge,
+        "target_hidden_size": replace(
+            _EAGLE3["target_hidden_size"],
+            is_written=lambda config: config.target_hidden_size != config.hidden_size,
+        ),
+    }
+)
 _EAGLE_IDS = {
     IDS: ("boundary", 0),
     BLOCK_IDS: ("boundary", 0),
@@ -101,100 +132,64 @@ _EAGLE_IDS = {
 }
 _HOOKED_IDS = _EAGLE_IDS | {NESTED_IDS: ("layer_output", 0)}
 """SpecForge's trainer hooks the outputs of layers."""
+_MIDLAYER = Named({"midlayer.": "layers.0."})
+_SGLANG = Named(
+    {f"aux_norm_{level}.": f"fc_norm.{i}." for i, level in enumerate(("low", "mid", "high"))}
+)
+_OF_EAGLE = (refusals.of_other_designs, refusals.of_wiring)
+_EAGLE_INERT = ("eagle_config.parallel_draft_heads_num_layers",)
 
-VLLM = HeadLayout(  # names and keys as vLLM reads them, without a mark of the producer
-    producer="vLLM",
+_NVIDIA_KEYS = {
+    *("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"),
+    *("use_mtp_layernorm", "next_layer_regular", "parallel_draft_step"),
+}
+_SPECFORGE_KEYS = {"eagle_config", "fc_norm", "norm_output", "use_aux_norm"}
+
+
+def _mark_of_speculators(clues: Clues, *, is_first: bool) -> str:
+    """The key with any value: of an EAGLE-1 head, or of another."""
+    kind = clues.fields.raw.get(_KIND, ...)
+    is_so = kind is not ... and (kind == "eagle") == is_first
+    return f"config.json has {_KIND} {kind!r}" if is_so else ""
+
+
+def _mark_of_deepspec(clues: Clues) -> str:
+    """Architecture and ids of its EAGLE-3."""
+    is_so = any(name.endswith("Eagle3Model") for name in clues.architectures)
+    is_so = is_so and "target_layer_ids" in clues.fields.raw
+    return f"architectures {clues.architectures} and target_layer_ids" if is_so else ""
+
+
+def _mark_of_specforge(clues: Clues) -> str:
+    """A `midlayer`, with keys or an architecture of its own."""
+    found = sorted(_SPECFORGE_KEYS & clues.fields.raw.keys())
+    found += [name for name in clues.architectures if name.endswith("Eagle3")]
+    is_so = found and clues.has_midlayer
+    return f"tensors midlayer.* with {', '.join(found)}" if is_so else ""
+
+
+def _mark_of_nvidia(clues: Clues) -> str:
+    """Keys of its exporter."""
+    found = sorted(_NVIDIA_KEYS & clues.fields.section("eagle_config").raw.keys())
+    return f"eagle_config has {found[-1]}, tensors layers.0.*" if found else ""
+
+
+def _mark_of_masks(clues: Clues) -> str:
+    """A tensor of P-EAGLE heads beside those of an EAGLE-3 head."""
+    is_so = clues.has_tensors("mask_hidden", "hidden_norm.weight")
+    return "tensor mask_hidden beside an EAGLE-3 head's" if is_so else ""
+
+
+SPECULATORS = Layout(
+    producer="speculators",
     kind="EAGLE-3",
     config=EagleConfig,
-    keys=_EAGLE3,
-    of_layer=_EAGLE_LAYER,
+    mark=partial(_mark_of_speculators, is_first=False),
+    fields=_EAGLE3_OF_SPECULATORS,
     ids=_EAGLE_IDS,
-    marks={5: lambda c: "layers.0.hidden_norm.weight" in c.eagle and _OF_VLLM},
-    refuse=refusals.of_eagle,
-    inert=("eagle_config.parallel_draft_heads_num_layers",),
-)
-_SGLANG = {f"aux_norm_{level}.": f"fc_norm.{i}." for i, level in enumerate(("low", "mid", "high"))}
-SAFEAILAB = replace(
-    VLLM,
-    producer="SafeAILab",
-    ids=_HOOKED_IDS,
-    marks={3: lambda c: c.has_midlayer and "tensors midlayer.*, no key of another producer"},
-    tensors={"midlayer.": "layers.0."},
-)
-SPECFORGE = replace(
-    SAFEAILAB,
-    producer="SpecForge",
-    marks={2: Clues.specforge},
-    tensors=SAFEAILAB.tensors | _SGLANG,
-    keys=_EAGLE3
-    | {
-        # Its trainer always feeds the raw output back.
-        "feedback_norm": False,
-        "output_norm": Key(
-            "norm_output",
-            True,
-            present="norm_output is taken as SpecForge's: the norm before the vocabulary head; raw "
-            "feedback (vLLM and SGLang would take it for normalised feedback)",
-        ),
-        "target_hidden_size": replace(
-            _EAGLE3["target_hidden_size"],
-            is_written=lambda config: config.target_hidden_size != config.hidden_size,
-        ),
-    },
-    unused={
-        "norm.weight": (
-            "output_norm",
-            "norm_output is false: no norm before the vocabulary head",
-        )
-    },
-    name="safeailab",
-    designs=("attention",),
-    file=(
-        file_parts.model_of_safeailab("LlamaForCausalLMEagle3"),
-        *("target_hidden_size", "draft_vocab_size"),
-        # vLLM reads the ids at the top, as boundaries; SGLang the nested ones, as outputs.
-        *(IDS, NESTED_IDS, ("eagle_config.use_aux_hidden_state", True)),
-    ),
-    copies=("lm_head",),
-    says=_TABLES,
-    limits=(limits.safeailab,),
-)
-SAFEAILAB_EAGLE1 = replace(
-    SAFEAILAB,
-    kind="EAGLE-1",
-    keys=_EAGLE1,
-    of_layer=_EAGLE_LAYER
-    | {
-        "attention_bias": replace(
-            _EAGLE_LAYER["attention_bias"],
-            write=lambda config: {"qkv_bias": config.layer.attention_bias},
-        )
-    },
-    marks={6: lambda c: c.eagle >= {"fc.weight", Q_PROJ} and _OF_EAGLE1},
-    tensors={},
-    name="safeailab",
-    designs=("input",),
-    file=(file_parts.model_of_safeailab("LlamaForCausalLM"), "fc_bias", "attention_bias"),
-    says=("num_layers", "has_embed_tokens"),
-    instead={"has_lm_head": False},
-    limits=(limits.safeailab,),
-)
-SPECULATORS = replace(
-    VLLM,
-    producer="speculators",
-    keys=_EAGLE3
-    | {
-        "norm_before_residual": Key(
-            "norm_before_residual",
-            False,
-            absent="no norm_before_residual: false, speculators' default (vLLM would take it for "
-            "true)",
-        )
-    },
-    of_layer=_SPECULATORS_LAYER,
-    marks={0: lambda c: c.speculators(is_first=False)},
+    refuse=_OF_EAGLE,
+    inert=_EAGLE_INERT,
     name="speculators",
-    designs=("attention",),
     file=(
         file_parts.speculators("eagle3", "Eagle3"),
         *(IDS, "norm_before_residual", "norm_before_fc", "fc_norm", "feedback_norm"),
@@ -202,39 +197,115 @@ SPECULATORS = replace(
         file_parts.types,
         file_parts.end_of_speculators("eagle3", counts_features=True),
     ),
-    copies=_COPIES,
-    says=(*_TABLES, *_LAYERS, "windows"),
-    limits=(limits.one_bias,),
+    copies=_BOTH_TABLES,
+    limits=(limits.only(has_sinks=False),),
 )
-EAGLES = (
-    SAFEAILAB,
-    SPECFORGE,
-    SAFEAILAB_EAGLE1,
-    SPECULATORS,
-    replace(
-        VLLM,
-        producer="speculators",
-        kind="EAGLE-1",
-        keys=_EAGLE1 | {"fc_bias": Key("fusion_bias", False)},
-        of_layer=_SPECULATORS_LAYER,
-        marks={0: lambda c: c.speculators(is_first=True)},
-        tensors={"fusion_fc.": "fc.", "transformer.": "layers.0."},
+SPECULATORS_EAGLE1 = Layout(
+    producer="speculators",
+    kind="EAGLE-1",
+    config=EagleConfig,
+    mark=partial(_mark_of_speculators, is_first=True),
+    fields=_EAGLE1
+    | _SPECULATORS_LAYER
+    | {"fc_bias": Key("fusion_bias", False), "num_layers": rules.num_layers_in_file},
+    ids=_EAGLE_IDS,
+    tensors=(Named({"fusion_fc.": "fc.", "transformer.": "layers.0."}),),
+    refuse=(refusals.of_other_designs, refusals.of_speculators_eagle1, refusals.of_wiring),
+    inert=_EAGLE_INERT,
+)
+DEEPSPEC = Layout(
+    producer="DeepSpec",
+    kind="EAGLE-3",
+    config=EagleConfig,
+    mark=_mark_of_deepspec,
+    fields=_EAGLE3
+    | _HF_LAYER
+    | {
+        "feature_layers": rules.features_of_deepspec,
+        "layer.has_qk_norm": True,
+        "layer.windows": _WINDOWS,
+    },
+    ids=_EAGLE_IDS,
+    refuse=(*_OF_EAGLE, refusals.of_deepspec),
+    inert=_EAGLE_INERT,
+)
+SPECFORGE = Layout(
+    producer="SpecForge",
+    kind="EAGLE-3",
+    config=EagleConfig,
+    mark=_mark_of_specforge,
+    fields=_EAGLE3_OF_SPECFORGE,
+    ids=_HOOKED_IDS,
+    tensors=(_MIDLAYER, _SGLANG),
+    refuse=_OF_EAGLE,
+    inert=_EAGLE_INERT,
+    name="safeailab",
+    file=(
+        file_parts.model_of_safeailab("LlamaForCausalLMEagle3"),
+        *("target_hidden_size", "draft_vocab_size"),
+        # vLLM reads the ids at the top, as boundaries; SGLang the nested ones, as outputs.
+        *(IDS, NESTED_IDS, ("eagle_config.use_aux_hidden_state", True)),
     ),
-    replace(
-        VLLM,
-        producer="DeepSpec",
-        keys=_EAGLE3 | {"feature_layers": rules.features_of_deepspec},
-        of_layer=_HF_LAYER | {"has_qk_norm": True, "windows": _WINDOWS},
-        marks={1: Clues.deepspec},
+    copies=("lm_head",),
+    limits=(limits.three_features, limits.only(num_layers=1, has_qk_norm=False)),
+)
+SAFEAILAB = Layout(
+    producer="SafeAILab",
+    kind="EAGLE-3",
+    config=EagleConfig,
+    mark=lambda c: c.has_midlayer and "tensors midlayer.*, no key of another producer",
+    fields=_EAGLE3 | _EAGLE_LAYER,
+    ids=_HOOKED_IDS,
+    tensors=(_MIDLAYER,),
+    refuse=_OF_EAGLE,
+    inert=_EAGLE_INERT,
+)
+SAFEAILAB_EAGLE1 = Layout(
+    producer="SafeAILab",
+    kind="EAGLE-1",
+    config=EagleConfig,
+    mark=lambda c: (
+        c.eagle >= {"fc.weight", Q_PROJ} and "tensors fc and layers.0.*, no hidden_norm: EAGLE-1"
     ),
-    replace(
-        VLLM,
-        producer="NVIDIA",
-        keys=_EAGLE3 | {"feature_layers": rules.features_of_nvidia},
-        of_layer=_HF_LAYER,
-        marks={4: Clues.nvidia},
+    fields=_EAGLE1
+    | _EAGLE_LAYER
+    | {
+        "layer.attention_bias": replace(
+            _EAGLE_LAYER["layer.attention_bias"],
+            write=lambda config: {"qkv_bias": config.layer.attention_bias},
+        )
+    },
+    ids=_HOOKED_IDS,
+    refuse=_OF_EAGLE,
+    inert=_EAGLE_INERT,
+    name="safeailab",
+    file=(
+        file_parts.model_of_safeailab("LlamaForCausalLM"),
+        *("fc_bias", "layer.attention_bias"),
     ),
-    VLLM,
+    limits=(limits.only(has_qk_norm=False, has_lm_head=False),),
+)
+NVIDIA = Layout(
+    producer="NVIDIA",
+    kind="EAGLE-3",
+    config=EagleConfig,
+    mark=_mark_of_nvidia,
+    fields=_EAGLE3 | _HF_LAYER | {"feature_layers": rules.features_of_nvidia},
+    ids=_EAGLE_IDS,
+    refuse=_OF_EAGLE,
+    inert=_EAGLE_INERT,
+)
+VLLM = Layout(  # names and keys as vLLM reads them, without a mark of the producer
+    producer="vLLM",
+    kind="EAGLE-3",
+    config=EagleConfig,
+    mark=lambda c: (
+        "layers.0.hidden_norm.weight" in c.eagle and "tensors layers.0.*, no key of a producer"
+    ),
+    fields=_EAGLE3 | _EAGLE_LAYER,
+    ids=_EAGLE_IDS,
+    refuse=_OF_EAGLE,
+    inert=_EAGLE_INERT,
 )
 
 # Heads of masks.
@@ -252,61 +323,84 @@ _P_EAGLE = {
     "alignment": "shifted",
     "context": rules.joined_input,
     "is_causal": True,
-    "correction": rules.correction,
+    "correction": correction.correction,
 }
+_EMBEDDING_OF_MASKS = Shaped("mask_embedding", 3)
+_MASK = Shaped("mask_hidden", 3), _EMBEDDING_OF_MASKS
 
 
-def _p_eagle(base: HeadLayout, mask_id: str, **changes: Any) -> HeadLayout:
-    """An EAGLE-3 layout with what masks are."""
-    keys = base.keys | _P_EAGLE | {"mask_token_id": Key(mask_id, read=rules.mask_token)}
-    masks = {"config": MaskTokenConfig, "refuse": refusals.of_mask_token, "inert": _INERT}
-    masks |= {"kind": "P-EAGLE", "designs": ("shifted",)}
-    return replace(base, keys=keys, unused={}, **masks, **changes)
+def _mask_id(key: str) -> dict[str, Key]:
+    return {"mask_token_id": Key(key, read=rules.mask_token)}
 
 
-P_EAGLES = (
-    _p_eagle(
-        SPECULATORS,
-        "mask_token_id",
-        marks={0: lambda c: c.value("speculators_model_type", "peagle")},
-        corrections=(NONE, MarkovConfig),
-        file=(
-            file_parts.speculators("peagle", "PEagle"),
-            *("mask_token_id", file_parts.types),
-            *(IDS, "norm_before_residual", "norm_before_fc", "fc_norm"),
-            *(("norm_output", False), ("embed_requires_grad", True)),
-            file_parts.corrected(),
-            file_parts.end_of_speculators("peagle", counts_features=True),
-        ),
-        says=(*_TABLES, *_LAYERS, "windows", "correction"),
-        limits=(limits.one_bias, limits.markov_alone),
+_OF_P_EAGLE = (refusals.of_pard2, refusals.of_wiring, refusals.of_mask_token)
+_OF_BLOCKS = (refusals.of_pard2, refusals.of_weights, refusals.of_mask_token)
+
+SPECULATORS_P_EAGLE = Layout(
+    producer="speculators",
+    kind="P-EAGLE",
+    config=MaskTokenConfig,
+    mark=lambda c: c.value(_KIND, "peagle"),
+    fields=_EAGLE3_OF_SPECULATORS | _P_EAGLE | _mask_id("mask_token_id"),
+    ids=_EAGLE_IDS,
+    tensors=_MASK,
+    refuse=_OF_P_EAGLE,
+    inert=_INERT,
+    name="speculators",
+    file=(
+        file_parts.speculators("peagle", "PEagle"),
+        *("mask_token_id", file_parts.types),
+        *(IDS, "norm_before_residual", "norm_before_fc", "fc_norm"),
+        *(("norm_output", False), ("embed_requires_grad", True)),
+        file_parts.corrected(),
+        file_parts.end_of_speculators("peagle", counts_features=True),
     ),
-    _p_eagle(
-        VLLM,
-        "ptd_token_id",
-        producer="amazon",
-        follows="vLLM",
-        marks={6: lambda c: c.key("ptd_token_id")},
-        name="vllm",
-        file=(
-            file_parts.model("LlamaForCausalLMEagle3", "llama"),
-            *("draft_vocab_size", "target_hidden_size", IDS),
-            *("norm_before_residual", "norm_before_fc", file_parts.number_of_features),
-            *("mask_token_id", ("parallel_drafting", True)),
-        ),
-        copies=("lm_head",),
-        says=(*_TABLES, "fc_norm", "num_layers"),
-        limits=(limits.markov_alone,),
+    copies=_BOTH_TABLES,
+    limits=(
+        *(limits.has_mask_id, limits.corrections(NONE, MarkovConfig)),
+        limits.only(has_sinks=False),
     ),
-    _p_eagle(
-        SPECFORGE,
-        "mask_token_id",
-        marks={
-            2: lambda c: c.architecture(".*PEagle"),
-            8: lambda c: c.has_tensors("mask_hidden", "hidden_norm.weight") and _OF_P_EAGLE,
-        },
-        name="",
+)
+AMAZON = Layout(
+    producer="amazon",
+    kind="P-EAGLE",
+    config=MaskTokenConfig,
+    mark=lambda c: c.key("ptd_token_id"),
+    fields=_EAGLE3
+    | _EAGLE_LAYER
+    | _P_EAGLE
+    | _mask_id("ptd_token_id")
+    | {"feature_layers": partial(rules.eagle_features, convention_of="vLLM")},
+    ids=_EAGLE_IDS,
+    tensors=_MASK,
+    refuse=(*_OF_P_EAGLE, refusals.of_windows),
+    inert=_INERT,
+    name="vllm",
+    file=(
+        file_parts.model("LlamaForCausalLMEagle3", "llama"),
+        *("draft_vocab_size", "target_hidden_size", IDS),
+        *("norm_before_residual", "norm_before_fc", file_parts.number_of_features),
+        *("mask_token_id", ("parallel_drafting", True)),
     ),
+    copies=("lm_head",),
+    limits=(
+        *(limits.has_mask_id, limits.corrections(NONE)),
+        limits.only(has_qk_norm=False, has_sinks=False),
+    ),
+)
+SPECFORGE_P_EAGLE = Layout(
+    producer="SpecForge",
+    kind="P-EAGLE",
+    config=MaskTokenConfig,
+    mark=lambda c: c.architecture(".*PEagle"),
+    fields=_EAGLE3_OF_SPECFORGE
+    | _P_EAGLE
+    | _mask_id("mask_token_id")
+    | {"output_norm": rules.output_norm_of_specforge},
+    ids=_HOOKED_IDS,
+    tensors=(_MIDLAYER, _SGLANG, *_MASK),
+    refuse=(*_OF_P_EAGLE, refusals.of_windows),
+    inert=_INERT,
 )
 _Q_BIAS = Key(
     "attention_bias",
@@ -316,18 +410,19 @@ _Q_BIAS = Key(
         or (Q_BIAS in r.tensors and r.fields.get("model_type") == "qwen2")
     ),
 )
-PARD = HeadLayout(
+PARD = Layout(
     producer="AMD",
     kind="PARD",
     config=MaskTokenConfig,
-    keys={
+    mark=lambda c: c.key("pard_token", "spd_type", "pard2_target_layers", "pard2_target_dim"),
+    fields={
         "alignment": "unshifted",
         "context": "none",
         "is_causal": True,
         "feature_layers": (),
         "has_embed_tokens": True,
         "vocab_size": rules.fitted_vocab_size,
-        "draft_vocab_size": (lambda r: min(r.fields.integer("vocab_size"), r.values["vocab_size"])),
+        "draft_vocab_size": lambda r: min(r.fields.integer("vocab_size"), r["vocab_size"]),
         "layer": rules.layer,
         "target_hidden_size": (
             lambda r: r.fields.integer("hidden_size") if r.text is None else r.text.hidden_size
@@ -340,29 +435,28 @@ PARD = HeadLayout(
             read=lambda r: HEAD not in r.tensors and r.fields.flag("tie_word_embeddings"),
         ),
         "max_positions": Key("max_position_embeddings", 2048),
-    },
-    of_layer={
-        "has_qk_norm": rules.has_qk_norm,
-        "attention_bias": _Q_BIAS,
-        "attention_output_bias": (
+        "layer.has_qk_norm": rules.has_qk_norm,
+        "layer.attention_bias": _Q_BIAS,
+        "layer.attention_output_bias": (
             lambda r: r.fields.flag("attention_bias") and r.fields.get("model_type") != "qwen2"
         ),
-        "windows": _WINDOWS,
+        "layer.windows": _WINDOWS,
     },
-    marks={1: lambda c: c.key("pard_token", "spd_type", "pard2_target_layers", "pard2_target_dim")},
-    refuse=refusals.of_mask_token,
-    no_options=("feature_layers", "layer_convention", "norm_before_residual"),
+    tensors=(
+        Prefixed("model.", bare=("lm_head.",)),
+        Padded(EMBEDDINGS, rules.padded_rows),
+        Padded(HEAD, rules.proposed_rows),
+        rules.FirstIds(),
+    ),
+    refuse=(*_OF_BLOCKS, refusals.of_language_model),
     inert=_INERT,
     name="huggingface",
-    designs=("unshifted",),
     file=(
         *(file_parts.language_model, "ties_embeddings"),
         *(("spd_type", "pard"), "mask_token_id"),
     ),
-    prefix="model.",
-    copies=_COPIES,
-    says=(*_TABLES, *_LAYERS, "max_positions"),
-    limits=(limits.language_model,),
+    copies=_BOTH_TABLES,
+    limits=(limits.has_mask_id, limits.corrections(NONE), limits.only(has_sinks=False)),
 )
 
 # Blocks of masks.
@@ -375,7 +469,7 @@ _BLOCK = {
     "vocab_size": Key("vocab_size", int),
     "draft_vocab_size": Key("draft_vocab_size", int, read=rules.draft_vocab_size_of_blocks),
     "target_hidden_size": rules.width_of_block_features,
-    "correction": rules.correction,
+    "correction": correction.correction,
     "alignment": _SAME,
     "context": "keys",
     "is_causal": Key("is_causal", False, is_in_either=True),
@@ -387,186 +481,227 @@ _BLOCK = {
     "has_lm_head": lambda r: HEAD in r.tensors or r.has_fewer_ids,
     "logit_scale": Key(f"{_IN_FLASH}output_multiplier", 1.0),
     "confidence": rules.confidence,
-}
-_BLOCK_SAYS = (*_LAYERS, "windows", "is_window_causal", "correction", "convolution", "confidence")
-
-
-def _z_lab(name: str, *parts: Any) -> tuple[Any, ...]:
-    """What config.json of a block head has, by its architecture; `parts` are of its correction."""
-    return (
-        *(file_parts.model(name, "qwen3"), "attention_bias", "windows", "block_size"),
-        *(FLASH_IDS, "mask_token_id", *parts, "is_window_causal", "has_sinks"),
-        file_parts.confidence_of_z_lab,
-    )
-
-
-DFLASH = HeadLayout(
-    producer="z-lab",
-    kind="DFlash",
-    config=MaskTokenConfig,
-    keys=_BLOCK,
-    of_layer={
-        "has_qk_norm": rules.has_qk_norm,
-        "attention_bias": _Q_BIAS,
-        "attention_output_bias": Key("attention_bias", False),
-        "windows": _WINDOWS,
-        # Layers with a window by use_swa alone see the whole block (MiMo's).
-        "is_window_causal": Key(
-            f"{_IN_FLASH}causal",
-            read=lambda r: r.either.flag(
-                "is_causal", default="sliding_attention" in r.fields.strings("layer_types")
-            ),
-            is_written=lambda config: config.layer.windows and not config.layer.is_window_causal,
+    "layer.has_qk_norm": rules.has_qk_norm,
+    "layer.attention_bias": _Q_BIAS,
+    "layer.attention_output_bias": Key("attention_bias", False),
+    "layer.windows": _WINDOWS,
+    # Layers with a window by use_swa alone see the whole block (MiMo's).
+    "layer.is_window_causal": Key(
+        f"{_IN_FLASH}causal",
+        read=lambda r: r.either.flag(
+            "is_causal", default="sliding_attention" in r.fields.strings("layer_types")
         ),
-        "has_sinks": Key(
-            f"{_IN_FLASH}attention_sink_bias",
-            read=lambda r: "layers.0.self_attn.sinks" in r.tensors,
-            is_written=lambda config: config.layer.has_sinks,
-        ),
-        "convolution": rules.convolution,
-    },
-    ids={
-        "target_layer_ids": ("layer_output", -1),
-        FLASH_IDS: ("layer_output", 0),
-        f"{_IN_FLASH}layer_ids": ("boundary", 0),
-        BLOCK_IDS: ("boundary", 0),
-    },
-    marks={4: lambda c: c.key("dflash_config"), 5: lambda c: c.architecture("DFlash")},
-    refuse=refusals.of_mask_token,
-    no_options=("norm_before_residual",),
-    inert=(*_INERT, "attention_sink_bias", "add_swa_attention_sink_bias"),
-    name="z-lab",
-    designs=("same-position",),
-    file=_z_lab("DFlashDraftModel"),
-    says=_BLOCK_SAYS,
-    instead={"has_lm_head": False},
-    limits=(limits.one_bias, limits.block, limits.block_of_z_lab),
-)
-
-
-_SPECULATORS_KEYS = _BLOCK | {
-    "draft_vocab_size": _EAGLE3["draft_vocab_size"],
-    "mask_token_id": Key("mask_token_id", read=rules.mask_token),
-    "block_size": replace(
-        _BLOCK["block_size"], usual=8, absent="no block_size: 8, speculators' default"
+        is_written=lambda config: config.layer.windows and not config.layer.is_window_causal,
     ),
+    "layer.has_sinks": Key(
+        f"{_IN_FLASH}attention_sink_bias",
+        read=lambda r: "layers.0.self_attn.sinks" in r.tensors,
+        is_written=lambda config: config.layer.has_sinks,
+    ),
+    "layer.convolution": correction.convolution,
 }
-_CAUSAL = Key(
-    "sliding_window_non_causal", False, words=(False, True), write=file_parts.causal_windows
+_BLOCK_TENSORS = (
+    Named({"confidence_head.proj.": "confidence_head."}),
+    Ending(".self_attn.attention_sink_bias", ".self_attn.sinks"),
+    _EMBEDDING_OF_MASKS,
 )
-_BOTH = ("same-position", "next-token")
-_SHIFT_LABEL = replace(
-    _SAME,
-    name="shift_label",
-    write=lambda config: {f"{_IN_FLASH}shift_label": config.alignment == "next-token"},
+_BLOCK_IDS = {
+    "target_layer_ids": ("layer_output", -1),
+    FLASH_IDS: ("layer_output", 0),
+    f"{_IN_FLASH}layer_ids": ("boundary", 0),
+    BLOCK_IDS: ("boundary", 0),
+}
+_BLOCK_INERT = (*_INERT, "attention_sink_bias", "add_swa_attention_sink_bias")
+
+
+def _block(producer: str, kind: str, mark: Any, **changes: Any) -> Layout:
+    """A layout of block heads, by what it does not share with the others; `fields` are added."""
+    fields = _BLOCK | changes.pop("fields", {})
+    others = {"ids": _BLOCK_IDS, "tensors": _BLOCK_TENSORS, "refuse": _OF_BLOCKS}
+    others |= {"inert": _BLOCK_INERT} | changes
+    return Layout(producer, kind, MaskTokenConfig, mark, fields, **others)
+
+
+_DEFAULT_OF_DSPARK = (
+    "no sample_from_anchor: true, speculators' default for dspark (vLLM's is false)"
 )
 
 
-def _speculators(
-    word: str, kind: str, designs: tuple[str, ...], corrections: tuple[type, ...]
-) -> HeadLayout:
-    """A block head of speculators, by its word for the kind."""
-    name, is_dspark = kind.replace(" ", ""), kind == "DSpark"
-    absent = "no sample_from_anchor: true, speculators' default for dspark (vLLM's is false)"
-    alignment = replace(_NEXT, absent=absent) if is_dspark else _SAME
-    return replace(
-        DFLASH,
-        producer="speculators",
-        kind=kind,
-        keys=_SPECULATORS_KEYS | {"alignment": alignment},
-        of_layer=DFLASH.of_layer | {"is_window_causal": replace(_CAUSAL, usual=kind == "DFlash 2")},
-        marks={0: lambda c: c.value("speculators_model_type", word)},
+def _speculators(word: str, kind: str, *own: Any, **fields: Any) -> Layout:
+    """A block head of speculators, by its word for the kind, with `own` limits and fields."""
+    is_dspark = kind == "DSpark"
+    causal = Key(
+        "sliding_window_non_causal",
+        kind == "DFlash 2",
+        words=(False, True),
+        write=file_parts.causal_windows,
+    )
+    return _block(
+        "speculators",
+        kind,
+        lambda c: c.value(_KIND, word),
+        fields=_OF_SPECULATORS
+        | _mask_id("mask_token_id")
+        | {
+            "block_size": replace(
+                _BLOCK["block_size"], usual=8, absent="no block_size: 8, speculators' default"
+            ),
+            "feature_layers": partial(rules.block_features, must_name_them=True),
+            "layer.is_window_causal": causal,
+        }
+        | fields,
         name="speculators",
-        designs=designs,
-        corrections=corrections,
         file=(
-            *(file_parts.speculators(word, name), "mask_token_id", file_parts.types),
-            *(BLOCK_IDS, "block_size", "alignment", "is_window_causal"),
+            *(file_parts.speculators(word, kind.replace(" ", "")), "mask_token_id"),
+            *(file_parts.types, BLOCK_IDS, "block_size", "alignment", "layer.is_window_causal"),
             file_parts.corrected(is_always=is_dspark),
             *((file_parts.confidence,) if is_dspark else ()),
             file_parts.end_of_speculators(word, counts_features=False),
         ),
         copies=("embed_tokens",),
-        says=(*_BLOCK_SAYS, *_TABLES),
-        instead={},
-        limits=(limits.one_bias, limits.block, limits.block_of_speculators),
+        limits=(
+            *(limits.has_mask_id, limits.norms_of_queries, limits.block_of_speculators),
+            *(limits.only(has_sinks=False), *own),
+        ),
     )
 
 
-_IN_SECTION = file_parts.corrected(_IN_FLASH)
-BLOCKS = (
-    DFLASH,
-    replace(
-        DFLASH,
-        marks={},
-        name="",
-        tensors={"context_proj.": "fc.", "context_norm.": "hidden_norm.", "final_norm.": "norm."},
+SPECULATORS_DFLASH = _speculators(
+    "dflash",
+    "DFlash",
+    limits.corrections(NONE),
+    limits.only(alignment="same-position"),  # vLLM runs every dflash file so
+)
+SPECULATORS_DSPARK = _speculators(
+    "dspark",
+    "DSpark",
+    limits.corrections(NONE, MarkovConfig),
+    alignment=replace(_NEXT, absent=_DEFAULT_OF_DSPARK),
+    correction=partial(correction.correction, own=correction.MARKOV, is_usual=True),
+)
+SPECULATORS_DFLASH2 = _speculators(
+    "dflash2",
+    "DFlash 2",
+    limits.corrections(SelectorConfig),
+    correction=partial(correction.correction, own=correction.SELECTOR),
+)
+SPECULATORS_XPRESS = _speculators(
+    "xpress",
+    "XPress",
+    limits.corrections(XPressConfig),
+    correction=partial(correction.correction, own=correction.XPRESS),
+)
+_MARKOV = {
+    "alignment": _NEXT,
+    "correction": partial(correction.correction, own=correction.MARKOV),
+}
+DEEPSPEC_DSPARK = _block(
+    "DeepSpec",
+    "DSpark",
+    lambda c: (
+        c.key("markov_rank", "markov_head_type", "dspark_noise_token_id")
+        or c.architecture(".+DSpark")
     ),
-    replace(
-        DFLASH,
-        producer="Hugging Face",
-        keys=_BLOCK | {"vocab_size": rules.vocab_size_of_target},
-        of_layer=DFLASH.of_layer
-        | {
-            "windows": rules.longer_windows,
-            "is_window_causal": Key("is_causal", False, is_in_either=True),
-        },
-        marks={7: lambda c: c.has_tensors("encoder.fc.weight") and "tensor encoder.fc"},
-        tensors={"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."},
-        name="",
+    fields=_MARKOV,
+)
+SPECFORGE_DSPARK = _block("SpecForge", "DSpark", lambda c: c.architecture("DSpark"), fields=_MARKOV)
+SPECFORGE_DOMINO = _block(
+    "SpecForge",
+    "Domino",
+    lambda c: c.architecture("Domino"),
+    fields={
+        "alignment": replace(_SAME, name="shift_label"),
+        "correction": partial(correction.correction, own=correction.DOMINO),
+    },
+)
+DFLASH2 = _block(
+    "z-lab",
+    "DFlash 2",
+    lambda c: c.architecture("DFlash2"),
+    fields={"correction": partial(correction.correction, own=correction.SELECTOR)},
+)
+DFLASH = _block(
+    "z-lab",
+    "DFlash",
+    lambda c: c.key("dflash_config") or c.architecture("DFlash"),
+    name="z-lab",
+    file=(
+        file_parts.model("DFlashDraftModel", "qwen3"),
+        *("layer.attention_bias", "layer.windows", "block_size", FLASH_IDS, "mask_token_id"),
+        *("layer.is_window_causal", "layer.has_sinks"),
     ),
-    # vLLM runs every dflash file in the same position.
-    _speculators("dflash", "DFlash", ("same-position",), (NONE,)),
-    _speculators("dspark", "DSpark", _BOTH, (MarkovConfig, NONE)),
-    _speculators("dflash2", "DFlash 2", _BOTH, (SelectorConfig,)),
-    _speculators("xpress", "XPress", _BOTH, (XPressConfig,)),
-    replace(
-        DFLASH,
-        producer="SpecForge",
-        kind="DSpark",
-        keys=_BLOCK | {"alignment": _NEXT},
-        marks={
-            2: lambda c: c.architecture("DSpark"),
-            3: lambda c: c.value("projector_type", "dspark", "dflash_config"),
-        },
-        designs=("next-token",),
-        corrections=(MarkovConfig,),
-        file=_z_lab("DSparkDraftModel", (f"{_IN_FLASH}projector_type", "dspark"), _IN_SECTION),
+    limits=(
+        *(limits.has_mask_id, limits.norms_of_queries),
+        limits.corrections(NONE),
+        limits.only(has_embed_tokens=False, has_lm_head=False, confidence=None),
     ),
-    replace(
-        DFLASH,
-        producer="SpecForge",
-        kind="Domino",
-        keys=_BLOCK | {"alignment": _SHIFT_LABEL},
-        marks={
-            2: lambda c: c.architecture("Domino"),
-            3: lambda c: c.value("projector_type", "domino", "dflash_config"),
-        },
-        designs=_BOTH,
-        corrections=(DominoConfig,),
-        file=_z_lab(
-            *("DominoDraftModel", (f"{_IN_FLASH}projector_type", "domino")),
-            *(_IN_SECTION, "alignment"),
-        ),
+)
+TORCHSPEC = _block(
+    "TorchSpec",
+    "DFlash",
+    lambda c: "",  # its architecture is z-lab's
+    tensors=(
+        *_BLOCK_TENSORS,
+        Named({"context_proj.": "fc.", "context_norm.": "hidden_norm.", "final_norm.": "norm."}),
     ),
-    replace(
-        DFLASH,
-        kind="DFlash 2",
-        marks={2: lambda c: c.architecture("DFlash2")},
-        corrections=(SelectorConfig,),
-        file=_z_lab("DFlash2DraftModel", _IN_SECTION),
-    ),
-    replace(
-        DFLASH,
-        producer="DeepSpec",
-        kind="DSpark",
-        keys=_BLOCK | {"alignment": _NEXT},
-        marks={
-            1: lambda c: c.key("markov_rank", "markov_head_type", "dspark_noise_token_id"),
-            2: lambda c: c.architecture(".+DSpark"),
-        },
-        name="",
+)
+HUGGING_FACE = _block(
+    "Hugging Face",
+    "DFlash",
+    lambda c: c.has_tensors("encoder.fc.weight") and "tensor encoder.fc",
+    fields={
+        "vocab_size": rules.vocab_size_of_target,
+        "layer.windows": rules.longer_windows,
+        "layer.is_window_causal": Key("is_causal", False, is_in_either=True),
+    },
+    tensors=(
+        *_BLOCK_TENSORS,
+        Named({"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}),
     ),
 )
 
-LAYOUTS = (*EAGLES, *P_EAGLES, PARD, *BLOCKS)
+
+def _also(layout: Layout, mark: Any) -> Layout:
+    """A layout whose files are recognised by something else as well, which counts less."""
+    return replace(layout, mark=mark)
+
+
+EAGLES = (
+    *(SPECULATORS, SPECULATORS_EAGLE1, DEEPSPEC, SPECFORGE, SAFEAILAB, NVIDIA, VLLM),
+    SAFEAILAB_EAGLE1,
+)
+"""EAGLE heads, in the order in which files are tried."""
+
+MASKS_OF_SPECULATORS = (
+    *(SPECULATORS_P_EAGLE, SPECULATORS_DFLASH, SPECULATORS_DSPARK),
+    *(SPECULATORS_DFLASH2, SPECULATORS_XPRESS),
+)
+"""Mask-token heads that name their kind."""
+
+MASKS = (
+    *(PARD, DEEPSPEC_DSPARK, SPECFORGE_P_EAGLE, SPECFORGE_DSPARK, SPECFORGE_DOMINO, DFLASH2),
+    _also(SPECFORGE_DSPARK, lambda c: c.value(_PROJECTOR, "dspark")),
+    _also(SPECFORGE_DOMINO, lambda c: c.value(_PROJECTOR, "domino")),
+    *(DFLASH, TORCHSPEC, AMAZON, HUGGING_FACE, _also(SPECFORGE_P_EAGLE, _mark_of_masks)),
+)
+"""All other mask-token heads, in the order in which files are tried."""
+
+LAYOUTS = (*EAGLES, *MASKS_OF_SPECULATORS, *MASKS)
+
+WRITTEN = (
+    SPECFORGE,  # vLLM and SafeAILab's own code: tests/foreign/test_vllm.py, test_safeailab.py
+    SAFEAILAB_EAGLE1,  # vLLM: tests/foreign/test_vllm.py
+    SPECULATORS,  # vLLM, and the speculators package: checkpoints/test_speculators_package.py
+    SPECULATORS_P_EAGLE,  # vLLM
+    AMAZON,  # vLLM
+    PARD,  # vLLM; transformers: checkpoints/test_head_export.py
+    DFLASH,  # vLLM
+    SPECULATORS_DFLASH,  # vLLM
+    SPECULATORS_DSPARK,  # the speculators package: tests/foreign/test_block_heads.py
+    SPECULATORS_DFLASH2,  # the same
+    SPECULATORS_XPRESS,  # the same
+)
+"""Layouts that are written, the usual ones first, each with the engine that a test of this
+repository reads such files with. No other is written: a file that an engine misreads is worse than
+none.
+"""

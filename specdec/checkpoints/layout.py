@@ -1,18 +1,22 @@
-"""`HeadLayout`: how the files of one producer name the parts of a head; `Key`: how they say one
-field; `Reading`: one checkpoint while it is read.
+"""`Layout`: how the files of one producer say what a head is; `Key`: how they say one field;
+`Reading`: one checkpoint while it is read.
 
-The same record reads files and writes them (`specdec.checkpoints.feature_heads`,
-`specdec.checkpoints.export`). The records are in `specdec.checkpoints.head_layouts`.
+The same record recognises, reads and writes files. A family's records stand in the order in which
+they are tried, in one tuple: `specdec.checkpoints.head_layouts` (EAGLE and mask-token heads),
+`specdec.checkpoints.mtp_layouts` (prediction modules), `specdec.checkpoints.correction` (parts of a
+block head). A record of one's own is `layouts=` of whatever reads files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdec.arguments import shown
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.files import StoredTensor
 from specdec.checkpoints.layer_ids import (
@@ -24,10 +28,10 @@ from specdec.checkpoints.layer_ids import (
     read_layer_ids,
 )
 from specdec.checkpoints.marks import Clues
-from specdec.drafters.head.features import FeatureHeadConfig
 from specdec.targets.features import FeatureLayer
 
 Tensors = dict[str, StoredTensor]
+Values = dict[str, Tensor]
 Pairs = Iterable[tuple[bool, str]]
 """Is it so, and what."""
 
@@ -42,10 +46,24 @@ class Written(NamedTuple):
         verifier: id or folder of its target.
     """
 
-    config: FeatureHeadConfig
-    dtype: str
-    num_draft_tokens: int
-    verifier: str | None
+    config: Any
+    dtype: str = ""
+    num_draft_tokens: int = 0
+    verifier: str | None = None
+
+
+class Rule:
+    """What some tensors of a head are called in files, and how they are stored there. A direction
+    that a subclass does not have changes nothing.
+    """
+
+    def read(self, tensors: Tensors, reading: Reading) -> Tensors:
+        """A file's tensors, one step nearer to the head's; values are not read yet."""
+        return tensors
+
+    def write(self, tensors: Values, reading: Reading) -> Values:
+        """The head's, one step nearer to the file's; `reading` is of the file's configuration."""
+        return tensors
 
 
 @dataclass(frozen=True)
@@ -58,7 +76,7 @@ class Key:
             of the key's values.
         also: other keys that are read; of flags one that is true is enough.
         is_in_either: the key may stand at the top or in `dflash_config`.
-        high: the largest number.
+        low, high: the smallest and the largest number.
         words: our values for true and false.
         absent, present: notes for a file without the key, or with it.
         read: (reading) -> our value, where the key alone does not say it.
@@ -70,6 +88,7 @@ class Key:
     usual: Any = None
     also: tuple[str, ...] = ()
     is_in_either: bool = False
+    low: int = 1
     high: int | None = None
     words: tuple[Any, Any] = (True, False)
     absent: str = ""
@@ -97,10 +116,12 @@ class Key:
             return place.flag(name, default=self.usual)
         if type(self.usual) is float:
             return place.number(name, self.usual)
+        if type(self.usual) is str:
+            return place.text(name, self.usual)
         usual = None if self.usual is int else self.usual
-        return place.integer(name, usual, high=self.high)
+        return place.integer(name, usual, low=self.low, high=self.high)
 
-    def keys(self, config: FeatureHeadConfig, value: Any) -> dict[str, Any]:
+    def keys(self, config: Any, value: Any) -> dict[str, Any]:
         """The keys of a file for our value, one of `config` or of its layers."""
         if not self.is_written(config):
             return {}
@@ -111,82 +132,83 @@ class Key:
 
 
 @dataclass(frozen=True, eq=False)
-class HeadLayout:
-    """How the files of a producer name the parts of heads of one kind.
+class Layout:
+    """How the files of a producer say what a head of one kind is, or a part of one.
 
     Args:
-        producer, kind: as in `Source`.
-        config: class of the head's configuration.
-        keys: how files say each of its fields: a `Key`, (reading) -> value where no key alone says
-            it, or the one value that it has. In the order of reading: what reads one field may look
-            at those before it.
-        of_layer: how they say the flags of `LayerConfig`.
+        producer, kind: who writes them, and the design by its name in papers.
+        config: class of the configuration; it decides which family's heads they are.
+        mark: (clues) -> what files are recognised by, in words; "" for all other files.
+        fields: how files say each field of `config`, and of its layers as `layer.name`: a `Key`,
+            (reading) -> value where no key alone says it, or the one value that it has. A function
+            looks other fields up in the reading by name, in any order.
         ids: keys of layer ids, how their usual readers take them, and the lowest id.
-        marks: what files are recognised by: (clues) -> what was found, in words, each by its rank.
-            Of the marks that files have, that of the least rank counts, and of equal ones that of
-            the first record.
+        tensors: what tensors are called and how they are stored, in the order of reading (rules of
+            `specdec.checkpoints.tensor_rules`; those of names come first).
         refuse: (reading) -> pairs (condition, message): what no head of the library has.
-        no_options: of the family, that such a head does not have.
         inert: keys that make no difference, at the top or in `dflash_config`.
-        follows: whose convention of ids it is, if not the producer's.
-        unused: tensors that are not used where a field is false: the field, and the reason.
-        tensors: how names begin that are not the head's, and how the head's do.
 
     The others are of layouts that are written:
 
     Args:
         name: as a caller knows it; "" for a layout that is only read.
-        designs: fusions or alignments of its heads.
-        corrections: types of their `correction`.
         file: what config.json has, in order: names of our fields, keys of `ids`, keys with a value,
             or functions (what) -> keys, those of a section as `section.key`.
-        prefix: of all tensors but the vocabulary head.
         copies: tables of the target that a file holds for a head without its own.
-        says: fields that tensors, or functions in `file`, say.
-        instead: values of fields that no key says, where they are not the usual ones.
-        limits: (config) -> pairs (condition, what): what has keys and yet cannot be said.
+        limits: (config) -> pairs (condition, what): what engines run otherwise. What would not read
+            back equal is refused by itself.
     """
 
     producer: str
     kind: str
-    config: type[FeatureHeadConfig]
-    keys: Mapping[str, Any]
-    of_layer: Mapping[str, Any]
+    config: type
+    mark: Callable[[Clues], object] = lambda clues: ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
     ids: Mapping[str, tuple[Convention, int]] = field(default_factory=dict)
-    marks: Mapping[int, Callable[[Clues], object]] = field(default_factory=dict)
-    refuse: Callable[[Reading], Pairs] = lambda reading: ()
-    no_options: tuple[str, ...] = ()
+    tensors: tuple[Rule, ...] = ()
+    refuse: tuple[Callable[[Reading], Pairs], ...] = ()
     inert: tuple[str, ...] = ()
-    follows: str = ""
-    unused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    tensors: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
-    designs: tuple[str, ...] = ()
-    corrections: tuple[type, ...] = (type(None),)
     file: tuple[str | tuple[str, Any] | Callable[[Written], dict[str, Any]], ...] = ()
-    prefix: str = ""
     copies: tuple[str, ...] = ()
-    says: tuple[str, ...] = ()
-    instead: Mapping[str, Any] = field(default_factory=dict)
     limits: tuple[Callable[[Any], Iterator[tuple[bool, str]]], ...] = ()
 
-    def without_keys(self) -> dict[str, Any]:
-        """What fields are in a file that has no key of theirs, as far as the record says it."""
-        keys = {name: x for name, x in self.keys.items() if not callable(x)}
-        simple = {name: x.usual if isinstance(x, Key) else x for name, x in keys.items()}
-        is_read = {name for name, x in keys.items() if isinstance(x, Key) and x.read}
-        return {name: x for name, x in simple.items() if name not in is_read} | self.instead
+    def keys(self, what: Written) -> dict[str, Any]:
+        """What config.json has, in the layout's order."""
+        keys: dict[str, Any] = {}
+        for entry in self.file:
+            for key, value in self._keys_of(entry, what).items():
+                section, _, key = key.rpartition(".")
+                place = keys.setdefault(section, {}) if section else keys
+                place[key] = value
+        return keys
+
+    def _keys_of(self, entry: Any, what: Written) -> dict[str, Any]:
+        if isinstance(entry, tuple):
+            return dict([entry])
+        if callable(entry):
+            return entry(what)
+        config = what.config
+        if entry in self.ids:
+            shift = self.ids[entry][0] == "layer_output"
+            layers = config.feature_layers
+            return {entry: [b if b == "final" else b - shift for b in layers]}
+        if entry.startswith("layer."):
+            value = getattr(config.layer, entry.removeprefix("layer."))
+        else:
+            value = getattr(config, entry)
+        return self.fields[entry].keys(config, value)
 
 
 class Reading:
     """One configuration while it is read, from its producer's terms to those of the head. Options
-    of the caller stand in the place of what the file holds.
+    of the caller stand in the place of what the file holds. `reading[name]` is our value of a
+    field; it is read when it is first asked for.
 
     Args:
         layout: of the files.
         fields: of config.json.
-        tensors: by the head's names; those of which the shape differs between producers are
-            replaced.
+        tensors: by the head's names.
         options: of the caller.
         beside: names of all files in the folder.
         target: the HF model that the head must fit, if there is one.
@@ -194,19 +216,39 @@ class Reading:
 
     def __init__(
         self,
-        layout: HeadLayout,
+        layout: Layout,
         fields: ConfigFields,
         tensors: Tensors,
-        options: Mapping[str, Any],
-        beside: set[str],
-        target: PreTrainedModel | None,
+        options: Mapping[str, Any] | None = None,
+        beside: set[str] = frozenset(),
+        target: PreTrainedModel | None = None,
     ):
         self.layout, self.fields, self.tensors = layout, fields, tensors
-        self.options, self.beside, self.target = options, beside, target
+        self.options, self.beside, self.target = options or {}, beside, target
         self.notes = fields.notes
-        self.is_speculators = layout.producer == "speculators"
-        self.values: dict[str, Any] = {}
-        """Our fields that have been read."""
+        self.unused: dict[str, str] = {}
+        """Names of tensors that such files may hold without using them, with the reason."""
+        self._values: dict[str, Any] = {}
+        self._open: list[str] = []
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._values:
+            if name in self._open:
+                circle = " -> ".join([*self._open, name])
+                raise ValueError(
+                    f"the layout of {self.layout.producer} reads in a circle: {circle}"
+                )
+            self._open.append(name)
+            value = self._value_of(self.layout.fields[name])
+            self._open.pop()
+            is_asked = name in self.options and name not in ("feature_layers", "layer")
+            self._values[name] = self.options[name] if is_asked else value
+        return self._values[name]
+
+    def _value_of(self, entry: Any) -> Any:
+        if isinstance(entry, Key):
+            return entry.value(self)
+        return entry(self) if callable(entry) else entry
 
     @property
     def flash(self) -> ConfigFields:
@@ -233,42 +275,38 @@ class Reading:
     @property
     def hidden_size(self) -> int:
         """H of the head."""
-        return self.values["layer"].hidden_size
+        return self["layer"].hidden_size
 
     @property
     def is_other_width(self) -> bool:
         """The head is not as wide as its target, so that tables of the target do not fit it."""
-        return self.hidden_size != self.values["target_hidden_size"]
+        return self.hidden_size != self["target_hidden_size"]
 
     @property
     def has_fewer_ids(self) -> bool:
         """The head does not propose all ids."""
-        return self.values["draft_vocab_size"] < self.values["vocab_size"]
+        return self["draft_vocab_size"] < self["vocab_size"]
 
     def asked_layers(self, num_layers: int | None) -> tuple[FeatureLayer, ...] | None:
         """The boundaries that the caller names."""
         layers = self.options.get("feature_layers")
         return None if layers is None else check_layers("feature_layers", layers, num_layers)
 
-    def value_of(self, key: Any) -> Any:
-        """What an entry of `HeadLayout.keys` says."""
-        if isinstance(key, Key):
-            return key.value(self)
-        return key(self) if callable(key) else key
-
     def layer_ids(self) -> list[LayerIds]:
         """Every key under which ids stand."""
         return find_layer_ids(self.fields, self.layout.ids)
 
-    def boundaries(self, found: list[LayerIds], num_layers: int | None) -> tuple[FeatureLayer, ...]:
+    def boundaries(
+        self, found: list[LayerIds], num_layers: int | None, convention_of: str = ""
+    ) -> tuple[FeatureLayer, ...]:
         """The boundaries that the file names, by the caller's convention or its producer's."""
         asked = self.options.get("layer_convention")
-        producer = self.layout.follows or self.layout.producer
+        producer = convention_of or self.layout.producer
         return read_layer_ids(found, self.fields, num_layers, producer=producer, convention=asked)
 
-    def check_joined(self, config: FeatureHeadConfig) -> None:
+    def check_joined(self, config: Any) -> None:
         """The number of features must be what the configuration and `fc` say."""
-        if not config.joins_features:
+        if not getattr(config, "joins_features", False):
             return
         count, width, said = len(config.feature_layers), config.target_hidden_size, {}
         fields, fc = self.fields, self.tensors.get("fc.weight")
@@ -283,10 +321,17 @@ class Reading:
                     f"{what} {number}; {NAME_THEM}"
                 )
 
-    def reshape(self, name: str, shape: tuple[int, ...]) -> None:
-        """Gives a vector the shape that it has in the head."""
-        stored = self.tensors.get(name)
-        if stored is not None and stored.shape in (shape, shape[1:], shape[2:]):
-            self.tensors[name] = replace(
-                stored, shape=shape, read=lambda: stored.read().reshape(shape)
+
+def check_own(layouts: Sequence[Layout]) -> tuple[Layout, ...]:
+    """A caller's records; `TypeError` if one is none."""
+    if isinstance(layouts, Layout) or not isinstance(layouts, list | tuple):
+        raise TypeError(
+            f"layouts must be a tuple of specdec.checkpoints.Layout, (MINE,) for instance, got "
+            f"{shown(layouts)}"
+        )
+    for layout in layouts:
+        if not isinstance(layout, Layout):
+            raise TypeError(
+                f"layouts must be specdec.checkpoints.Layout records, got {shown(layout)}"
             )
+    return tuple(layouts)

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import cached_property
 
 from specdec.checkpoints.files import CheckpointFolder
-from specdec.checkpoints.tensor_names import canonical
 
-_NVIDIA_KEYS = {
-    *("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"),
-    *("use_mtp_layernorm", "next_layer_regular", "parallel_draft_step"),
-}
-_SPECFORGE_KEYS = {"eagle_config", "fc_norm", "norm_output", "use_aux_norm"}
 _EAGLE_NAMES = {
     *("fc.weight", "mask_hidden"),
     *("layers.0.hidden_norm.weight", "layers.0.self_attn.q_proj.weight"),
@@ -21,10 +15,10 @@ _EAGLE_NAMES = {
 
 
 class Clues:
-    """What a checkpoint shows before it is read; `starts` of names are as for `canonical`."""
+    """What a checkpoint shows before it is read; `canonical` is (a tensor's name) -> the head's."""
 
-    def __init__(self, folder: CheckpointFolder, starts: Mapping[str, str]):
-        self.folder, self.fields, self.starts = folder, folder.fields, starts
+    def __init__(self, folder: CheckpointFolder, canonical: Callable[[str], str]):
+        self.folder, self.fields, self.canonical = folder, folder.fields, canonical
         self.architectures = folder.fields.strings("architectures")
 
     @cached_property
@@ -33,9 +27,9 @@ class Clues:
         target's own files may hold more tensors than are read at once.
         """
         found = self.folder.tensors(
-            lambda name: "midlayer." in name or canonical(name, self.starts) in _EAGLE_NAMES
+            lambda name: "midlayer." in name or self.canonical(name) in _EAGLE_NAMES
         )
-        return {*found, *(canonical(name, self.starts) for name in found)}
+        return {*found, *(self.canonical(name) for name in found)}
 
     @property
     def has_midlayer(self) -> bool:
@@ -43,14 +37,18 @@ class Clues:
         return any("midlayer." in name for name in self.eagle)
 
     def key(self, *names: str) -> str:
-        """One of some keys."""
-        found = [name for name in names if self.fields.get(name) is not None]
+        """One of some keys, `section.key` where it is nested."""
+        found = [name for name in names if self._value(name) is not None]
         return f"config.json has {found[0]}" if found else ""
 
-    def value(self, key: str, wanted: str, section: str = "") -> str:
+    def value(self, key: str, wanted: str) -> str:
         """A key with a value."""
-        fields = self.fields.section(section) if section else self.fields
-        return f"{key} {wanted!r}" if fields.get(key) == wanted else ""
+        name = key.rpartition(".")[2]
+        return f"{name} {wanted!r}" if self._value(key) == wanted else ""
+
+    def _value(self, key: str) -> object:
+        place, name = self.fields.at(key)
+        return place.get(name)
 
     def architecture(self, pattern: str) -> str:
         """An architecture whose name begins so."""
@@ -61,27 +59,3 @@ class Clues:
         """Tensors whose names end in each of these ways."""
         found = self.folder.tensors(lambda name: name.endswith(ends))
         return all(any(name.endswith(end) for name in found) for end in ends)
-
-    def speculators(self, *, is_first: bool) -> str:
-        """speculators' key with any value: of an EAGLE-1 head, or of another."""
-        kind = self.fields.raw.get("speculators_model_type", ...)
-        is_so = kind is not ... and (kind == "eagle") == is_first
-        return f"config.json has speculators_model_type {kind!r}" if is_so else ""
-
-    def deepspec(self) -> str:
-        """Architecture and ids of DeepSpec's EAGLE-3."""
-        is_so = any(name.endswith("Eagle3Model") for name in self.architectures)
-        is_so = is_so and "target_layer_ids" in self.fields.raw
-        return f"architectures {self.architectures} and target_layer_ids" if is_so else ""
-
-    def specforge(self) -> str:
-        """A `midlayer`, with keys or an architecture of SpecForge."""
-        found = sorted(_SPECFORGE_KEYS & self.fields.raw.keys())
-        found += [name for name in self.architectures if name.endswith("Eagle3")]
-        is_so = found and self.has_midlayer
-        return f"tensors midlayer.* with {', '.join(found)}" if is_so else ""
-
-    def nvidia(self) -> str:
-        """Keys of NVIDIA's exporter."""
-        found = sorted(_NVIDIA_KEYS & self.fields.section("eagle_config").raw.keys())
-        return f"eagle_config has {found[-1]}, tensors layers.0.*" if found else ""

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from typing import get_args
 
-from specdec.checkpoints.family import Family, Source
-from specdec.checkpoints.feature_heads import recognise, translate
+from specdec.checkpoints.family import Family, Source, recognise
+from specdec.checkpoints.feature_heads import canonical, translate
 from specdec.checkpoints.files import CheckpointFolder
-from specdec.checkpoints.head_layouts import BLOCKS, P_EAGLES, PARD
+from specdec.checkpoints.head_layouts import MASKS, MASKS_OF_SPECULATORS
 from specdec.checkpoints.layer_ids import CONVENTIONS
 from specdec.drafters.mask_token.drafter import MaskTokenDrafter
-from specdec.drafters.mask_token.head import Alignment, MaskTokenHead
+from specdec.drafters.mask_token.head import Alignment, MaskTokenConfig, MaskTokenHead
 
 
 def detect(folder: CheckpointFolder) -> Source | None:
     """The producer: `"speculators"`, `"amazon"`, `"SpecForge"`, `"AMD"`, `"z-lab"`,
     `"Hugging Face"` or `"DeepSpec"`. The kind is the design by its name in papers.
     """
-    layouts = (*P_EAGLES, PARD, *BLOCKS)
-    if folder.fields.get("speculators_model_type") is not None:  # names the kind, or another one
-        layouts = tuple(layout for layout in layouts if layout.producer == "speculators")
-    return recognise(folder, layouts)
+    is_named = folder.fields.get("speculators_model_type") is not None  # as one kind or another
+    return recognise(folder, MASKS_OF_SPECULATORS if is_named else MASKS, canonical)
 
 
 MASK_TOKEN = Family(
@@ -40,6 +38,7 @@ MASK_TOKEN = Family(
         "layer": (),
         "norm_before_residual": (True, False),
     },
+    config=MaskTokenConfig,
 )
 """P-EAGLE, PARD and DFlash.
 

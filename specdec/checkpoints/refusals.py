@@ -12,16 +12,18 @@ PARD_MODELS = ("llama", "qwen2", "qwen3")
 """Architectures of language models that are read, by their `model_type`."""
 
 
-def of_eagle(reading: Reading) -> Pairs:
-    """What cannot be run as a sequential EAGLE head."""
+def of_other_designs(reading: Reading) -> Pairs:
+    """Heads that are not EAGLE's."""
+    return other_designs(reading.fields, reading.tensors)
+
+
+def of_speculators_eagle1(reading: Reading) -> Pairs:
+    """What speculators' EAGLE-1 could be told to have."""
     fields = reading.fields
-    yield from other_designs(fields, reading.tensors)
-    if fields.get("speculators_model_type") == "eagle":
-        yield fields.flag("layernorms"), "layernorms: norms of the embedding and before the head"
-        layer = fields.text("transformer_layer_architecture", "auto")
-        is_other = layer not in ("auto", "LlamaDecoderLayer", "Qwen3DecoderLayer")
-        yield is_other, f"transformer_layer_architecture {layer!r}"
-    yield from _of_wiring(reading)
+    yield fields.flag("layernorms"), "layernorms: norms of the embedding and before the head"
+    layer = fields.text("transformer_layer_architecture", "auto")
+    is_other = layer not in ("auto", "LlamaDecoderLayer", "Qwen3DecoderLayer")
+    yield is_other, f"transformer_layer_architecture {layer!r}"
 
 
 def other_designs(fields: ConfigFields, names: Collection[str]) -> Pairs:
@@ -37,7 +39,7 @@ def other_designs(fields: ConfigFields, names: Collection[str]) -> Pairs:
     yield has_hidden, "tensor mask_hidden: a parallel (mask-token) head"
 
 
-def _of_wiring(reading: Reading) -> Pairs:
+def of_wiring(reading: Reading) -> Pairs:
     """Layers and weights that no head of EAGLE's wiring can have."""
     fields, names = reading.fields, reading.tensors
     eagle = fields.section("eagle_config")
@@ -45,19 +47,23 @@ def _of_wiring(reading: Reading) -> Pairs:
     yield steps > 1, "eagle_config.parallel_draft_step > 1: parallel draft heads"
     has_parallel = any(name.startswith("parallel_draft_heads.") for name in names)
     yield has_parallel and steps == 1, "tensors parallel_draft_heads.*: parallel draft heads"
-    yield from _of_weights(reading)
+    yield from of_weights(reading)
     is_mtp = eagle.flag("use_mtp_layernorm")
     yield is_mtp, "eagle_config.use_mtp_layernorm: norms of an MTP module"
     for key in ("use_input_layernorm_in_first_layer", "next_layer_regular"):
         yield not eagle.flag(key, default=True), f"eagle_config.{key}: false"
-    if reading.layout.producer == "DeepSpec":
-        unknown = [a for a in fields.strings("architectures") if a != "Qwen3Eagle3Model"]
-        yield bool(unknown), f"architectures {unknown} (of DeepSpec, Qwen3Eagle3Model is read)"
-        is_deep = fields.integer("num_hidden_layers", 1) > 1
-        yield is_deep, "num_hidden_layers > 1 (DeepSpec's layers all read the embedding)"
 
 
-def _of_weights(reading: Reading) -> Pairs:
+def of_deepspec(reading: Reading) -> Pairs:
+    """DeepSpec's other heads."""
+    architectures, count = reading.fields.strings("architectures"), "num_hidden_layers"
+    unknown = [name for name in architectures if name != "Qwen3Eagle3Model"]
+    yield bool(unknown), f"architectures {unknown} (of DeepSpec, Qwen3Eagle3Model is read)"
+    is_deep = reading.fields.integer(count, 1) > 1
+    yield is_deep, f"{count} > 1 (DeepSpec's layers all read the embedding)"
+
+
+def of_weights(reading: Reading) -> Pairs:
     """Layers that no head has."""
     fields, names = reading.fields, reading.tensors
     is_latent = fields.get("kv_lora_rank") is not None or any("kv_a_proj" in n for n in names)
@@ -69,23 +75,32 @@ def _of_weights(reading: Reading) -> Pairs:
     yield is_quantised, "quantization_config: quantised weights"
 
 
-def of_mask_token(reading: Reading) -> Pairs:
-    """What a mask-token head cannot have."""
-    fields, flash, kind = reading.fields, reading.flash, reading.layout.kind
-    is_pard2 = any(key.startswith("pard2_") for key in fields.raw)
+def of_pard2(reading: Reading) -> Pairs:
+    """What a mask-token head cannot have beside it."""
+    is_pard2 = any(key.startswith("pard2_") for key in reading.fields.raw)
     is_pard2 = is_pard2 or bool({"warp_model.bin", "pard_warp_model"} & reading.beside)
     yield is_pard2, "PARD-2: a language model that reads the target's features through warp_model"
     is_pickled = "mask_embedding.pt" in reading.beside
     yield is_pickled, "mask_embedding.pt: a pickled embedding of the masks"
-    yield from (_of_wiring if kind == "P-EAGLE" else _of_weights)(reading)
-    if kind == "PARD":
-        model_type = fields.text("model_type", "llama")
-        yield model_type not in PARD_MODELS, f"model_type {model_type!r} of {list(PARD_MODELS)}"
+
+
+def of_language_model(reading: Reading) -> Pairs:
+    """Language models of other layers."""
+    model_type = reading.fields.text("model_type", "llama")
+    yield model_type not in PARD_MODELS, f"model_type {model_type!r} of {list(PARD_MODELS)}"
+
+
+def of_windows(reading: Reading) -> Pairs:
+    """Windows of a P-EAGLE head whose producer has none."""
+    is_windowed = reading.fields.flag("use_sliding_window")
+    yield is_windowed, "use_sliding_window of a P-EAGLE head"
+
+
+def of_mask_token(reading: Reading) -> Pairs:
+    """What a mask-token head cannot have."""
+    fields, flash = reading.fields, reading.flash
     is_all = flash.flag("use_aux_hidden_state", default=True)
     yield not is_all, "dflash_config.use_aux_hidden_state: false"
-    is_windowed = kind == "P-EAGLE" and fields.flag("use_sliding_window")
-    is_windowed = is_windowed and not reading.is_speculators
-    yield is_windowed, "use_sliding_window of a P-EAGLE head"
     for key in ("attention_value_scale", "input_embedding_scale"):
         factor = flash.get(key, 1)
         yield factor != 1, f"dflash_config.{key} {factor}: scaled values or embeddings"

@@ -7,24 +7,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 
-from specdec.checkpoints.correction import read_correction
 from specdec.checkpoints.files import StoredTensor
 from specdec.checkpoints.layer_ids import NAME_THEM, check_layers, evenly_spaced
 from specdec.checkpoints.layers import read_layer, read_windows, with_layer, with_theta
-from specdec.checkpoints.layout import Reading
-from specdec.drafters.head.layers import Convolution, LayerConfig
+from specdec.checkpoints.layout import Key, Reading, Rule, Tensors
+from specdec.drafters.head.layers import LayerConfig
 from specdec.drafters.head.sharing import check_target
-from specdec.drafters.mask_token.correction import CorrectionConfig
 from specdec.targets.features import FeatureLayer
 from specdec.targets.target import MAX_VOCAB_PADDING
 
 
 def layer(reading: Reading) -> LayerConfig:
     """The decoder layers, with what the caller asks for instead."""
-    keys, options = reading.layout.of_layer, reading.options
-    flags = {name: reading.value_of(key) for name, key in keys.items()}
+    options, own = reading.options, "layer."
+    names = [name for name in reading.layout.fields if name.startswith(own)]
+    flags = {name.removeprefix(own): reading[name] for name in names}
     is_causal = flags.get("is_window_causal", True) or not flags.get("windows")
     found = replace(read_layer(reading.fields), **flags | {"is_window_causal": is_causal})
     if "rope_theta" in options:
@@ -41,16 +39,6 @@ def has_qk_norm(reading: Reading) -> bool:
 def windows(reading: Reading) -> tuple[int | None, ...]:
     """See `read_windows`."""
     return read_windows(reading.fields)
-
-
-def correction(reading: Reading) -> CorrectionConfig | None:
-    """See `read_correction`."""
-    return read_correction(reading.either, reading.tensors, reading.layout.kind)[0]
-
-
-def convolution(reading: Reading) -> Convolution | None:
-    """See `read_correction`."""
-    return read_correction(reading.either, reading.tensors, reading.layout.kind)[1]
 
 
 def longer_windows(reading: Reading) -> tuple[int | None, ...]:
@@ -83,28 +71,33 @@ def fitted_vocab_size(reading: Reading) -> int:
     reading.notes.append(
         f"a vocabulary of {own_size} for a target's of {size}: padding, cut or left out"
     )
-    for name, count in (("embed_tokens", size), ("lm_head", min(own_size, size))):
-        stored = reading.tensors.get(f"{name}.weight")
-        if stored is not None and stored.shape[:1] == (own_size,):
-            reading.tensors[f"{name}.weight"] = _with_rows(stored, count)
-    if own_size < size:
-        zeros = torch.zeros(own_size, dtype=torch.int64, device="cpu")
-        reading.tensors["d2t"] = StoredTensor("d2t", "I64", (own_size,), lambda: zeros)
     return size
 
 
-def _with_rows(stored: StoredTensor, count: int) -> StoredTensor:
-    """A table cut to so many rows, or with rows of zeros for ids that never occur."""
-    missing = count - stored.shape[0]
-    return replace(
-        stored,
-        shape=(count, *stored.shape[1:]),
-        read=lambda: F.pad(stored.read(), (0, 0, 0, missing)),
-    )
+def padded_rows(reading: Reading) -> tuple[int, int]:
+    """Ids of a language model, and of its target."""
+    return reading.fields.integer("vocab_size"), reading["vocab_size"]
 
 
-def draft_vocab_size(reading: Reading) -> int:
-    """Vd; an absent key may have speculators' default."""
+def proposed_rows(reading: Reading) -> tuple[int, int]:
+    """Ids of a language model, and those that it can propose."""
+    return reading.fields.integer("vocab_size"), reading["draft_vocab_size"]
+
+
+class FirstIds(Rule):
+    """A language model of the first ids of its target has no map of them in its files."""
+
+    def read(self, tensors: Tensors, reading: Reading) -> Tensors:
+        """See `Rule`."""
+        count = reading["draft_vocab_size"]
+        if count == reading["vocab_size"]:
+            return tensors
+        zeros = torch.zeros(count, dtype=torch.int64, device="cpu")
+        return tensors | {"d2t": StoredTensor("d2t", "I64", (count,), lambda: zeros)}
+
+
+def draft_vocab_size(reading: Reading, usual: int | None = None, why: str = "") -> int:
+    """Vd; `usual` is what an absent key means if not the full vocabulary, and `why` the reason."""
     fields, names = reading.fields, ("draft_vocab_size", "truncated_vocab_size")
     limit = size = fields.integer("vocab_size")
     sizes = {fields.integer(name) for name in names if fields.get(name) is not None}
@@ -112,9 +105,9 @@ def draft_vocab_size(reading: Reading) -> int:
         raise ValueError(f"{fields.origin}: {' and '.join(names)} differ: {sorted(sizes)}")
     if sizes:
         size = sizes.pop()
-    elif reading.is_speculators and names[0] not in fields.raw:
-        size = 32000
-        reading.notes.append("no draft_vocab_size: 32000, speculators' default")
+    elif usual is not None and names[0] not in fields.raw:
+        size = usual
+        reading.notes.append(f"no draft_vocab_size: {usual}, {why}")
     else:
         reading.notes.append("no draft_vocab_size: the full vocabulary")
     if size > limit:
@@ -127,7 +120,7 @@ def draft_vocab_size(reading: Reading) -> int:
 def draft_vocab_size_of_blocks(reading: Reading) -> int:
     """Vd of a block head, few of which name it (SpecForge's DSpark)."""
     if reading.fields.get("draft_vocab_size") is None:
-        return reading.values["vocab_size"]
+        return reading["vocab_size"]
     return draft_vocab_size(reading)
 
 
@@ -135,26 +128,45 @@ def target_hidden_size(reading: Reading) -> int:
     """Width of a feature, that of the head by default."""
     size = reading.fields.integer("target_hidden_size", reading.hidden_size)
     if reading.target is not None:
-        names = size, reading.values["vocab_size"]
+        names = size, reading["vocab_size"]
         check_target(reading.target, *names, what=reading.fields.origin)
     return size
 
 
 def num_layers_of_eagle(reading: Reading) -> int:
-    """Layers of the head; some configurations have the target's number instead."""
-    has_one = not any(name.startswith("layers.1.") for name in reading.tensors)
-    is_midlayer = any("midlayer." in stored.name for stored in reading.tensors.values())
-    # speculators' EAGLE-1 always has one.
-    is_first = reading.is_speculators and reading.layout.kind == "EAGLE-1"
-    if has_one and (is_midlayer or is_first):
-        said = reading.fields.integer("num_hidden_layers", 1, high=4096)
-        if said > 1:
-            reading.notes.append(f"num_hidden_layers {said} is the target's: the file has one")
-        return 1
+    """Layers of the head; with a midlayer some configurations have the target's number instead."""
+    if any("midlayer." in stored.name for stored in reading.tensors.values()):
+        return num_layers_in_file(reading)
     return reading.fields.integer("num_hidden_layers", 1)
 
 
+def num_layers_in_file(reading: Reading) -> int:
+    """One where the file has no second, whatever the configuration says."""
+    if any(name.startswith("layers.1.") for name in reading.tensors):
+        return reading.fields.integer("num_hidden_layers", 1)
+    said = reading.fields.integer("num_hidden_layers", 1, high=4096)
+    if said > 1:
+        reading.notes.append(f"num_hidden_layers {said} is the target's: the file has one")
+    return 1
+
+
 # EAGLE.
+
+_NORM_OF_SPECFORGE = Key(
+    "norm_output",
+    True,
+    present="norm_output is taken as SpecForge's: the norm before the vocabulary head; raw "
+    "feedback (vLLM and SGLang would take it for normalised feedback)",
+)
+
+
+def output_norm_of_specforge(reading: Reading) -> bool:
+    """Its `norm_output`; the weights of a norm that is not used may be in the file."""
+    has_norm = _NORM_OF_SPECFORGE.value(reading)
+    if not has_norm:
+        why = "norm_output is false: no norm before the vocabulary head"
+        reading.unused["norm.weight"] = why
+    return has_norm
 
 
 def eagle1_bias(reading: Reading) -> bool:
@@ -171,8 +183,6 @@ def eagle1_bias(reading: Reading) -> bool:
 def final_feature(reading: Reading) -> tuple[FeatureLayer, ...]:
     """EAGLE-1's feature; a file that asks for what only EAGLE-3 has contradicts itself."""
     fields = reading.fields
-    if {"norm_before_residual", "feedback_norm"} & reading.options.keys():
-        raise ValueError("norm_before_residual and feedback_norm are of EAGLE-3; drop them")
     norms = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     said = [f"{name} is set" for name in norms if fields.flag(name)]
     said += [f"{entry.key} is {str(entry.ids)[:80]}" for entry in reading.layer_ids()]
@@ -202,18 +212,19 @@ def joins_features(reading: Reading) -> bool:
     return joins
 
 
-def eagle_features(reading: Reading) -> tuple[FeatureLayer, ...]:
+def eagle_features(reading: Reading, convention_of: str = "") -> tuple[FeatureLayer, ...]:
     """The boundaries that an EAGLE-3 head reads; or the final state alone."""
-    if not reading.values["has_fc"]:
+    if not reading["has_fc"]:
         return _one_feature(reading)
     count = reading.num_target_layers
-    return reading.asked_layers(count) or reading.boundaries(reading.layer_ids(), count)
+    asked = reading.asked_layers(count)
+    return asked or reading.boundaries(reading.layer_ids(), count, convention_of)
 
 
 def features_of_nvidia(reading: Reading) -> tuple[FeatureLayer, ...]:
     """Its exporter writes ids, and its training routes differ in what they mean."""
     layers, is_asked = eagle_features(reading), "feature_layers" in reading.options
-    if is_asked or not reading.values["has_fc"]:
+    if is_asked or not reading["has_fc"]:
         return layers
     if not reading.layer_ids():
         reading.notes.append(
@@ -231,7 +242,7 @@ def features_of_deepspec(reading: Reading) -> tuple[FeatureLayer, ...]:
     """Its trainer reads HF's hidden states, of which the last is normed."""
     layers, is_asked = eagle_features(reading), "feature_layers" in reading.options
     count = reading.num_target_layers
-    if reading.values["has_fc"] and not is_asked and layers[-1] == count:
+    if reading["has_fc"] and not is_asked and layers[-1] == count:
         reading.notes.append(
             f"DeepSpec's trainer sees {count} after the final norm: compare with 'final'"
         )
@@ -240,13 +251,10 @@ def features_of_deepspec(reading: Reading) -> tuple[FeatureLayer, ...]:
 
 def joined_input(reading: Reading) -> str:
     """P-EAGLE's way of features into the head: through `fc`; masks have one of their own."""
-    values = reading.values
-    if not values["has_fc"]:
+    if not reading["has_fc"]:
         raise ValueError(f"{reading.fields.origin}: a P-EAGLE head joins features through fc")
-    if values["feedback_norm"]:
+    if reading["feedback_norm"]:
         reading.notes.append("norm_output has no meaning here: nothing is fed back")
-    width = len(values["feature_layers"]) * values["target_hidden_size"]
-    reading.reshape("mask_hidden", (1, 1, width))
     return "input"
 
 
@@ -261,9 +269,9 @@ _MASK_KEYS = (
 def mask_token(reading: Reading) -> int | None:
     """The id of masks: the option, the one in the file, or a tensor of the head's instead."""
     fields, flash, options = reading.fields, reading.flash, reading.options
-    size = reading.values["vocab_size"]
+    size = reading["vocab_size"]
     limit = min(size, fields.integer("vocab_size", size))
-    own = reading.layout.keys["mask_token_id"].name
+    own = reading.layout.fields["mask_token_id"].name
     places = {key: fields.at(key) for key in (*_MASK_KEYS, own)}
     named = {key: place.get(name) for key, (place, name) in places.items()}
     named = {key: value for key, value in named.items() if value is not None}
@@ -271,7 +279,6 @@ def mask_token(reading: Reading) -> int | None:
     if "mask_token_id" in options:
         named = {"mask_token_id (asked for)": options["mask_token_id"]}
     elif "mask_embedding" in reading.tensors and not named:
-        reading.reshape("mask_embedding", (1, 1, reading.hidden_size))
         return None
     if not named:
         what = "" if text is None else f" but the text {str(text)[:40]!r}"
@@ -322,9 +329,9 @@ def num_target_layers(reading: Reading) -> int | None:
     return count
 
 
-def block_features(reading: Reading) -> tuple[FeatureLayer, ...]:
-    """The boundaries that a block head reads."""
-    if reading.values["alignment"] == "next-token":
+def block_features(reading: Reading, *, must_name_them: bool = False) -> tuple[FeatureLayer, ...]:
+    """The boundaries that a block head reads; evenly spaced where a file need not name them."""
+    if reading["alignment"] == "next-token":
         reading.notes.append("rows predict the token after their own position (next-token)")
     fields, count = reading.fields, num_target_layers(reading)
     asked = reading.asked_layers(count)
@@ -332,7 +339,7 @@ def block_features(reading: Reading) -> tuple[FeatureLayer, ...]:
         return asked
     if found := reading.layer_ids():
         return reading.boundaries(found, count)
-    if reading.is_speculators or count is None:
+    if must_name_them or count is None:
         raise ValueError(f"{fields.origin} names no layers of features; {NAME_THEM}")
     key = "num_hidden_layers"
     if fields.get("target_num_hidden_layers") is not None:

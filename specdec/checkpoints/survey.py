@@ -19,10 +19,11 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_choice
-from specdec.checkpoints.family import Family, Source, Translation
+from specdec.checkpoints.family import Family, Source, Translation, recognise
 from specdec.checkpoints.files import FLOATS, CheckpointFolder, StoredTensor, names_of
 from specdec.checkpoints.hub import find_folder
 from specdec.checkpoints.layers import inert_keys
+from specdec.checkpoints.layout import Layout, check_own
 from specdec.checkpoints.vocab_map import read_vocab_map
 
 IDS = {"I32", "I64"}
@@ -132,6 +133,7 @@ def survey_checkpoint(
     target: PreTrainedModel | None = None,
     *,
     families: Sequence[Family],
+    layouts: Sequence[Layout] = (),
     allow_pickle: bool = False,
     ignore_tensors: Collection[str] = (),
     revision: str | None = None,
@@ -143,6 +145,8 @@ def survey_checkpoint(
         path_or_id: a folder, or a Hugging Face id.
         target: the model that the head must fit; `None` leaves that unchecked.
         families: that it may be of, in any order.
+        layouts: records of your own of how files are named and wired, tried before those of the
+            families; see `specdec.checkpoints.layout`.
         allow_pickle: also read pickled `.bin` files, with `torch.load(weights_only=True)`. A bug in
             the unpickler could let such a file run code: only for files whose origin you trust.
         ignore_tensors: names of tensors, as in the file, that may be left unread.
@@ -159,7 +163,7 @@ def survey_checkpoint(
     check_choice("allow_pickle", allow_pickle, (True, False))  # 'no' would be true
     path = find_folder(path_or_id, allow_pickle=allow_pickle, revision=revision)
     folder = CheckpointFolder(path, allow_pickle=allow_pickle)
-    family, source = _recognise(folder, families)
+    family, source = _recognise(folder, families, layouts)
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - family.options:
         raise TypeError(f"unknown option {names_of(unknown)}; expected {names_of(family.options)}")
@@ -191,7 +195,9 @@ def survey_checkpoint(
     )
 
 
-def family_of(path: str | Path, *, families: Sequence[Family]) -> Family | None:
+def family_of(
+    path: str | Path, *, families: Sequence[Family], layouts: Sequence[Layout] = ()
+) -> Family | None:
     """Which of the families a local folder holds a head of, if any. Its values are not read.
 
     Example:
@@ -205,12 +211,16 @@ def family_of(path: str | Path, *, families: Sequence[Family]) -> Family | None:
     if not path.is_dir():
         return None
     try:
-        return _recognise(CheckpointFolder(path), families)[0]
+        return _recognise(CheckpointFolder(path), families, layouts)[0]
     except ValueError:  # also of files that cannot be read as a head's
         return None
 
 
-def _recognise(folder: CheckpointFolder, families: Iterable[Family]) -> tuple[Family, Source]:
+def _recognise(
+    folder: CheckpointFolder, families: Iterable[Family], layouts: Sequence[Layout]
+) -> tuple[Family, Source]:
+    if source := recognise(folder, check_own(layouts)):
+        return _family_of_layout(source.layout, families), source
     claims = [(family, source) for family in families if (source := family.detect(folder))]
     sure = [claim for claim in claims if claim[1].is_sure] or claims
     if len(sure) == 1:
@@ -222,6 +232,19 @@ def _recognise(folder: CheckpointFolder, families: Iterable[Family]) -> tuple[Fa
     raise ValueError(
         f"{folder.fields.origin} and its tensors look like a head of none of the families that are "
         f"read: {known}. It has {names_of(folder.tensors()) or 'no tensors'}"
+    )
+
+
+def _family_of_layout(layout: Layout, families: Iterable[Family]) -> Family:
+    """Whose heads a caller's record describes."""
+    families = tuple(families)
+    for family in families:
+        if family.config is layout.config:
+            return family
+    names = ", ".join(family.name for family in families)
+    raise ValueError(
+        f"the layout of {layout.producer} describes a {layout.config.__name__}, which heads of "
+        f"{names} do not have; ask for the family that has, or set the record's config"
     )
 
 

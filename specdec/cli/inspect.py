@@ -55,14 +55,16 @@ def inspect(
     head. With a target, generates with that reading and with the usual misreadings (layers off by
     one, norms, rope base, vocabulary map, what the rows of a block predict and see) and compares
     how many draft tokens are accepted. Exits 2 if the checkpoint cannot be loaded. Of a drafter
-    that is no checkpoint of a head, your own for instance, prints what it is.
+    that is no checkpoint of a head, your own for instance, prints what it is. mine.py:LAYOUT:PATH
+    reads a head's files by a record of your own.
     """
     from specdec.checkpoints import survey_checkpoint
     from specdec.checkpoints.families import FAMILIES
     from specdec.inspection import alternatives, describe, describe_part, table, try_readings
-    from specdec.loading import find_drafter, load_target
+    from specdec.loading import find_drafter, find_layout, load_target
 
-    folder, k = _folder_of(name), 4 if num_draft_tokens is None else num_draft_tokens
+    layout, folder = find_layout(name) or (None, _folder_of(name))
+    k = 4 if num_draft_tokens is None else num_draft_tokens
     make = find_drafter(name, k) if folder is None else None
     target = target or ("zoo" if make or name.startswith("zoo:") else None)
     if make or target is None:
@@ -75,7 +77,8 @@ def inspect(
         print(describe_part(make(model, tokenizer=tokenizer, **place)))
         return
     families = tuple(FAMILIES.values())
-    survey = survey_checkpoint(folder, model, families=families, **vars(reading))
+    own = () if layout is None else (layout,)
+    survey = survey_checkpoint(folder, model, families=families, layouts=own, **vars(reading))
     try:
         checkpoint = survey.load(model)
     except ValueError:

@@ -22,7 +22,7 @@ DRAFTER = (
     "zoo:model, zoo:eagle3, zoo:mask-token or zoo:mtp for the zoo; folder or "
     "Hugging Face id of a draft model, or of a head as eagle:PATH, mask-token:PATH, mtp:PATH, "
     "assistant:PATH (folders of all but mtp are recognised); your own as mine.py:make or "
-    "package.module:function"
+    "package.module:function, or mine.py:LAYOUT:PATH, a head's files read by your own record"
 )
 
 SAMPLER = (

@@ -108,12 +108,9 @@ MASK = [
     ("dflash", "speculators", {"draft_vocab_size": 20, "has_lm_head": True}),
     ("dspark", "speculators", {}),
     ("dspark, markov", "speculators", {}),
-    ("dspark, gated", "z-lab", {"has_lm_head": False}),
+    ("dspark, gated", "speculators", {}),
     ("dspark, rnn", "speculators", {}),
     ("dflash, markov", "speculators", {"draft_vocab_size": 20, "has_lm_head": True}),
-    ("domino", "z-lab", {}),
-    ("domino, next token", "z-lab", {}),
-    ("dflash2", "z-lab", {}),
     ("dflash2", "speculators", {}),
     ("xpress", "speculators", {}),
     ("xpress, next token", "speculators", {}),
@@ -152,35 +149,37 @@ def test_a_saved_head_loads_back_bit_for_bit(make, name, layout, flags, tmp_path
 
 
 OBSTACLES = [
-    *(("'speculators' may", eagle, "attention", "safeailab", flags) for flags in ONLY_SPECULATORS),
-    ("biases of q, k, v alone", eagle, "attention", "speculators", {"attention_bias": True}),
-    ("fc_bias", eagle, "attention", "safeailab", {"fc_bias": True}),
+    *(("as 'speculators' it can", eagle, "attention", "safeailab", f) for f in ONLY_SPECULATORS),
+    ("attention_output_bias=False", eagle, "attention", "speculators", {"attention_bias": True}),
+    ("fusion=input", eagle, "input", "speculators", {}),
+    ("fc_bias=True", eagle, "attention", "safeailab", {"fc_bias": True}),
     ("output_norm=False", eagle, "attention", "speculators", {"output_norm": False}),
-    ("logit_scale", eagle, "attention", "safeailab", {"logit_scale": 0.5}),
-    ("final features", eagle, "attention", "safeailab", {"feature_layers": (1, 4, "final")}),
-    ("not in the order of", eagle, "attention", "speculators", {"feature_layers": (4, 1, 7)}),
-    ("original_max_.* of a dynamic", eagle, "attention", "safeailab", {"rope": SCALED_DYNAMIC}),
+    ("logit_scale=0.5", eagle, "attention", "safeailab", {"logit_scale": 0.5}),
+    ("feature_.*'final'", eagle, "attention", "safeailab", {"feature_layers": (1, 4, "final")}),
+    (r"layers=\(4, 1, 7\)", eagle, "attention", "speculators", {"feature_layers": (4, 1, 7)}),
+    ("rope=.*original_max_", eagle, "attention", "safeailab", {"rope": SCALED_DYNAMIC}),
     ("fc_bias", mask, "p-eagle, norm per feature", "speculators", {}),
     ("logit_scale", mask, "p-eagle", "vllm", {"logit_scale": 0.5}),
     ("has_qk_norm", mask, "p-eagle", "vllm", {"has_qk_norm": True}),
     ("attention_bias=True", mask, "p-eagle", "vllm", {"attention_bias": True}),
     ("a mask without an id", mask, "p-eagle, learned embedding", "speculators", {}),
     ("correction=Markov", mask, "p-eagle, markov", "vllm", {}),
-    ("no MarkovConfig", mask, "p-eagle", "speculators", {"correction": DominoConfig(5, 7)}),
+    ("correction=Domino", mask, "p-eagle", "speculators", {"correction": DominoConfig(5, 7)}),
     ("a mask without an id", mask, "dflash, learned embedding", "z-lab", {}),
-    ("without norms of queries and", mask, "dflash", "speculators", {"has_qk_norm": False}),
+    ("has_qk_norm=False", mask, "dflash", "speculators", {"has_qk_norm": False}),
     ("is_causal=True", mask, "dflash", "z-lab", {"is_causal": True}),
-    ("a head without block_size", mask, "dflash, causal", "z-lab", {}),
+    ("block_size=None", mask, "dflash, causal", "z-lab", {}),
     ("has_embed_tokens=True, has_lm_head=True", mask, "dflash, own tables", "z-lab", {}),
-    ("features of the embeddings", mask, "dflash", "z-lab", {"feature_layers": (0, 2)}),
-    ("biases of q, k, v alone beside", mask, "pard, qk norm", "huggingface", {}),
-    ("fewer ids than the target", mask, "pard", "huggingface", {"draft_vocab_size": 30}),
-    ("DominoConfig", mask, "domino", "speculators", {}),
-    ("XPressConfig of same-position rows", mask, "xpress", "z-lab", {}),
-    ("next-token rows without a Markov", mask, "dspark", "z-lab", {"has_lm_head": False}),
-    ("a selector or convolutions", mask, "dflash2, next token", "speculators", {}),
+    (r"feature_layers=\(0, 2\)", mask, "dflash", "z-lab", {"feature_layers": (0, 2)}),
+    ("attention_bias=True", mask, "pard, qk norm", "huggingface", {}),
+    ("draft_vocab_size=30", mask, "pard", "huggingface", {"draft_vocab_size": 30}),
+    ("correction=Domino.* none of the layouts", mask, "domino", "speculators", {}),
+    ("correction=Markov.*'speculators'", mask, "dspark, gated", "z-lab", {"has_lm_head": False}),
+    ("correction=XPress.* as 'speculators'", mask, "xpress", "z-lab", {}),
+    ("alignment=next-token", mask, "dspark", "z-lab", {"has_lm_head": False}),
+    ("convolution=None", mask, "dflash2, next token", "speculators", {}),
     ("has_sinks", mask, "dflash, windows both ways", "speculators", {}),
-    ("windows of several sizes", mask, "dflash, windows both ways", "z-lab", {}),
+    (r"windows=\(7, 8\)", mask, "dflash, windows both ways", "z-lab", {}),
     ("causal windows beside layers that", mask, "dflash, windows", "speculators", {}),
     ("windows=", mask, "pard, windows", "huggingface", {}),
 ]
@@ -199,10 +198,11 @@ def test_what_no_layout_has_is_refused(tmp_path):
     permuted.target_ids = torch.arange(VOCAB).flip(0)
     longer = random_mask_head(config_for(MODEL, "pard"), dtype=torch.float32)
     for drafter, layout, message in (
-        (eagle("input"), "speculators", "of 'input' heads must be 'safeailab', got 'speculators'"),
-        (mask("p-eagle"), "z-lab", "must be 'speculators' or 'vllm', got 'z-lab'"),
+        (eagle(), "vllm", "of EagleConfig heads must be 'safeailab' or 'speculators', got 'vllm'"),
+        (mask("domino"), None, "cannot express correction=DominoConfig.*; none of the layouts"),
+        (mask("domino"), "specforge", "must be 'speculators', 'vllm', 'huggingface' or 'z-lab'"),
         (eagle(), "speculators", "names its target: pass verifier=, a Hugging Face id"),
-        (MaskTokenDrafter(longer, MODEL, 2), None, "cannot express max_positions other than max_p"),
+        (MaskTokenDrafter(longer, MODEL, 2), None, "huggingface layout cannot express max_posit"),
         (EagleDrafter(permuted, TARGET), None, "can express a permuted full vocabulary"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -316,10 +316,20 @@ def test_files_hold_what_their_readers_expect(tmp_path):
     check(mask("pard"), "huggingface", {}, pard_token=7, spd_type="pard")
 
 
-@pytest.mark.parametrize("name", ["p-eagle", "pard", "dflash", "dspark"])
-def test_the_default_layout_is_the_first_of_its_alignment(name, tmp_path):
+USUAL = {
+    "p-eagle": ("speculators", "vllm"),
+    "pard": ("huggingface",),
+    "dflash": ("z-lab", "speculators"),
+    "dspark": ("speculators",),
+    "dflash2": ("speculators",),
+}
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_the_default_layout_is_the_first_that_can_express_the_head(name, tmp_path):
     drafter = mask(name)
-    saved(drafter, tmp_path / "named", layouts_of(drafter.config.alignment)[0])
+    assert layouts_of(drafter.head) == USUAL[name]
+    saved(drafter, tmp_path / "named", USUAL[name][0])
     drafter.save_pretrained(tmp_path / "usual", verifier="a/b")
     for file in ("config.json", "model.safetensors"):
         named, usual = (tmp_path / folder / file for folder in ("named", "usual"))

@@ -135,8 +135,8 @@ class HeadDrafter(TreeDrafter):
             path_or_id: a folder, or a Hugging Face id.
             target: whose device and data type the head takes.
             num_draft_tokens, proposal, draft_temperature, tree: as for the class.
-            options: of the reading (`allow_pickle`, `layer_convention`, `rope_theta`, ...), see
-                `survey_checkpoint` and the family's options.
+            options: of the reading (`layouts`, `allow_pickle`, `layer_convention`, `rope_theta`,
+                ...), see `survey_checkpoint` and the family's options.
 
         Raises:
             TypeError: an option that does not exist.
