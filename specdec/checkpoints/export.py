@@ -22,11 +22,12 @@ from specdec.arguments import check_choice, check_path, shown
 from specdec.atomic import replacing, replacing_files, write_text
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.correction import part_of
-from specdec.checkpoints.feature_heads import check_supported, open_reading
+from specdec.checkpoints.feature_heads import open_reading
 from specdec.checkpoints.file_parts import SCALINGS
 from specdec.checkpoints.files import as_stored
 from specdec.checkpoints.head_layouts import WRITTEN
 from specdec.checkpoints.layout import Layout, Reading, Written
+from specdec.checkpoints.reading import check_supported
 from specdec.checkpoints.tensor_rules import write_tensors
 from specdec.checkpoints.vocab_map import write_vocab_map
 from specdec.drafters.head.config import HeadConfig

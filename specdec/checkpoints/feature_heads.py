@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import fields as fields_of
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.correction import CORRECTIONS
-from specdec.checkpoints.family import Source, Translation, refuse_unsupported
+from specdec.checkpoints.family import Source, Translation
 from specdec.checkpoints.files import CheckpointFolder
 from specdec.checkpoints.head_layouts import LAYOUTS
 from specdec.checkpoints.layers import fill_speculators
 from specdec.checkpoints.layout import Layout, Reading, Tensors
+from specdec.checkpoints.reading import check_supported, read_config
 from specdec.checkpoints.tensor_rules import (
     Ending,
     LaterNorms,
@@ -78,35 +78,8 @@ def open_reading(layout: Layout, fields: ConfigFields, tensors: Tensors, **given
     return reading
 
 
-def check_supported(reading: Reading) -> None:
-    """`ValueError` with all that no head of the library has."""
-    complaints = (pair for refuse in reading.layout.refuse for pair in refuse(reading))
-    refuse_unsupported(reading.fields, complaints)
-
-
 def note_inert(reading: Reading) -> None:
     """Keys that make no difference count as read."""
     for key in reading.layout.inert:
         place, name = (reading.fields if "." in key else reading.either).at(key)
         place.get(name)
-
-
-def read_config(reading: Reading) -> Any:
-    """Every convention resolved, for a target if there is one; where the caller does not know
-    better, as the layout says.
-    """
-    layout = reading.layout
-    own = {field.name for field in fields_of(layout.config)}
-    if given := sorted(_without_meaning(reading, own)):
-        raise ValueError(f"{', '.join(given)}: {layout.kind} heads have none; drop it")
-    said = [name for name in layout.fields if not name.startswith("layer.")]
-    values = {name: reading[name] for name in said}
-    return layout.config(**{name: value for name, value in values.items() if name in own})
-
-
-def _without_meaning(reading: Reading, own: Iterable[str]) -> set[str]:
-    """Options of a caller about fields that heads of the layout do not have."""
-    options, fields = reading.options.keys(), reading.layout.fields
-    found = (options & own) - fields.keys()
-    has_layers = fields.get("feature_layers") != ()
-    return found if has_layers else found | (options & {"feature_layers", "layer_convention"})

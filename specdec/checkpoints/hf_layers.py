@@ -1,21 +1,16 @@
-"""Heads that are decoder layers of an HF architecture: the classes, found from a configuration, and
-checkpoint names of such a layer.
-"""
+"""Heads that are decoder layers of an HF architecture: the classes, found from a configuration."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 
 import torch
-from torch import Tensor
 from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from specdec.checkpoints.config_fields import ConfigFields
-from specdec.checkpoints.files import StoredTensor
 from specdec.drafters.head.hf_layer import HFLayerConfig
 from specdec.show.text import one_line
 from specdec.targets.features import decoder_layers
@@ -121,43 +116,5 @@ def has_centred_norms(model: PreTrainedModel) -> bool:
     return bool(norm(torch.ones(1, 1, device="cpu")).any())
 
 
-_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 EXACT = "e_score_correction_bias"
 """Ending of the names of tensors that stay float32: a bias that steers the choice of experts."""
-
-
-def fuse_experts(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Composes per-expert weights, as checkpoints store them, to those of HF's classes: stacked
-    over the experts, gate and up projections one after the other. Experts that are incomplete are
-    left as they are, and will be reported as unexpected.
-    """
-    parts: dict[str, dict[tuple[int, str], str]] = {}
-    for name in tensors:
-        if found := _EXPERT.fullmatch(name):
-            parts.setdefault(found[1], {})[int(found[2]), found[3]] = name
-    result = dict(tensors)
-    for prefix, names in parts.items():
-        count = 1 + max(index for index, _ in names)
-        for fused, kinds in (("gate_up_proj", ("gate", "up")), ("down_proj", ("down",))):
-            wanted = [[names.get((e, kind)) for kind in kinds] for e in range(count)]
-            members = [tensors[name] for row in wanted for name in row if name is not None]
-            is_whole = len(members) == count * len(kinds)
-            if not is_whole or len({(t.shape, t.dtype) for t in members}) > 1:
-                continue
-            for row in wanted:
-                for name in row:
-                    del result[name]
-            result[f"{prefix}.{fused}"] = _stacked(members, len(kinds))
-    return result
-
-
-def _stacked(members: list[StoredTensor], num_kinds: int) -> StoredTensor:
-    """`[E, kinds * rows, columns]` of E * kinds matrices."""
-    first = members[0]
-    rows, *rest = first.shape
-    shape = (len(members) // num_kinds, num_kinds * rows, *rest)
-
-    def read() -> Tensor:
-        return torch.stack([member.read() for member in members]).view(shape)
-
-    return StoredTensor(first.name, first.dtype, shape, read)

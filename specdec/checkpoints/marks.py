@@ -55,6 +55,11 @@ class Clues:
         found = [name for name in self.architectures if re.match(pattern, name)]
         return f"architecture {found[0]}" if found else ""
 
+    def tensor(self, pattern: str) -> str:
+        """A tensor of such a name, a regular expression."""
+        found = self.folder.tensors(lambda name: re.fullmatch(pattern, name) is not None)
+        return f"tensor {next(iter(found))}" if found else ""
+
     def has_tensors(self, *ends: str) -> bool:
         """Tensors whose names end in each of these ways."""
         found = self.folder.tensors(lambda name: name.endswith(ends))

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from transformers import PreTrainedConfig, PreTrainedModel, __version__
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from specdec.arguments import check_choice, check_path, shown
@@ -23,11 +24,14 @@ from specdec.atomic import replacing_files, write_text
 from specdec.checkpoints import hf_layers
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.export import refuse_another_model, write_checkpoint
-from specdec.checkpoints.family import Family, Source, Translation, refuse_unsupported
-from specdec.checkpoints.files import FLOATS, CheckpointFolder, StoredTensor
+from specdec.checkpoints.family import Family, Source, Translation, recognise
+from specdec.checkpoints.files import CheckpointFolder, StoredTensor, as_stored
 from specdec.checkpoints.layer_ids import check_layers
 from specdec.checkpoints.layers import layer_keys, read_layer, with_theta
-from specdec.checkpoints.mtp_layouts import LAYOUTS, Layout
+from specdec.checkpoints.layout import Layout, Written
+from specdec.checkpoints.mtp_layouts import LAYOUTS, MAX_DEPTHS, WRITTEN, ModuleReading
+from specdec.checkpoints.reading import check_supported, read_config
+from specdec.checkpoints.tensor_rules import is_named, read_tensors, write_tensors
 from specdec.drafters.head.hf_layer import HFLayerConfig
 from specdec.drafters.head.layers import LayerConfig
 from specdec.drafters.head.sharing import check_target
@@ -39,7 +43,6 @@ from specdec.targets.features import FeatureLayer
 SECTION = "specdec_mtp"
 """Section of config.json of heads that this library wrote."""
 
-MAX_DEPTHS = 32
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 """Keys of the number of depths."""
 _OTHER_KEYS = "|".join(
@@ -58,16 +61,7 @@ def detect(folder: CheckpointFolder) -> Source | None:
     """
     if SECTION in folder.fields.raw:
         return Source("specdec", "MTP", f"config.json has {SECTION}")
-    num_layers = hf_layers.text_fields(folder.fields).raw.get("num_hidden_layers")
-    if type(num_layers) is not int:
-        return None
-    marks = {layout: layout.mark.replace("N", str(num_layers)) for layout in LAYOUTS}
-    found = folder.tensors(lambda name: any(re.fullmatch(mark, name) for mark in marks.values()))
-    for layout, mark in marks.items():
-        for name in found:
-            if re.fullmatch(mark, name):
-                return Source(layout.producer, "MTP", f"tensor {name}")
-    return None
+    return recognise(folder, LAYOUTS)
 
 
 def translate(
@@ -77,81 +71,35 @@ def translate(
     options: Mapping[str, Any],
 ) -> Translation:
     """Reads the whole configuration; see `Family`."""
-    keys = folder.fields
-    if source.producer == "specdec":
+    keys, unused = folder.fields, {}
+    if source.layout is None:
         config, tensors = _read_own(folder)
     else:
-        layout = next(layout for layout in LAYOUTS if layout.producer == source.producer)
-        config, tensors = _read_layout(folder, layout, target)
-        keys.notes.extend(layout.notes)
+        reading = ModuleReading(source.layout, keys, target)
+        config, tensors, unused = _read_modules(folder, reading), reading.tensors, reading.unused
     config = _with_options(config, options, keys.origin)
     if target is not None:
         check_target(target, config.hidden_size, config.vocab_size, what=keys.origin)
-        if source.producer != "specdec":
+        if source.layout is not None:
             _check_same_model(keys, target)
-    copies = r"layers\.\d+\.embed_tokens\.weight"
-    if not config.lm_head_per_depth:
-        copies = r"layers\.\d+\.(embed_tokens|lm_head)\.weight"
-    why = "shared by all depths, and read from the first"
-    unused = {name: why for name in tensors if re.fullmatch(copies, name)}
     exact = frozenset(name for name in tensors if name.endswith(hf_layers.EXACT))
     return Translation(config, tensors, keys, unused, exact)
 
 
-def _read_layout(
-    folder: CheckpointFolder, layout: Layout, target: PreTrainedModel | None
-) -> tuple[MTPConfig, dict[str, StoredTensor]]:
+def _read_modules(folder: CheckpointFolder, reading: ModuleReading) -> MTPConfig:
     """Configuration and tensors in the head's terms, of a target's own checkpoint."""
-    keys, text = folder.fields, hf_layers.text_fields(folder.fields)
-    num_layers = text.integer("num_hidden_layers", high=hf_layers.MAX_LAYERS)
-    in_file = folder.tensors(lambda name: layout.depth_and_rest(name, num_layers) is not None)
-    placed = {name: layout.depth_and_rest(name, num_layers) for name in in_file}
-    num_depths = 1 + max(depth for depth, _ in placed.values())
-    refuse_unsupported(keys, _unsupported(layout, text, in_file, num_depths))
-    _check_count(text, num_depths)
+    keys, text, rules = reading.keys, reading.fields, reading.layout.tensors
+    in_file = folder.tensors(lambda name: is_named(name, rules, reading))
+    reading.tensors = read_tensors(in_file, rules, reading)
+    check_supported(reading)
+    _check_count(text, reading["num_layers"])
     _check_numbers(text.raw, text.origin)
-    tensors: dict[str, StoredTensor] = {}
-    for name, (depth, rest) in placed.items():
-        canonical = layout.canonical(depth, rest, num_depths)
-        if canonical in tensors:
-            raise ValueError(f"{name} and {tensors[canonical].name} are two names for one tensor")
-        tensors[canonical] = in_file[name]
-    model = None
-    if layout.layer is not None:
-        tensors = hf_layers.fuse_experts(tensors)
-        model = target if target is not None else hf_layers.model_of_config(keys)
+    config = read_config(reading)
+    if isinstance(config.layer, HFLayerConfig):
         for key in (*keys.raw, *text.raw):  # HF's class has read them
             keys.get(key)
             text.get(key)
-    has_per_depth = "layers.0.lm_head.weight" in tensors
-    config = replace(
-        layout.config_of(text, model, num_depths),
-        projection_bias="layers.0.eh_proj.bias" in tensors,
-        has_embed_tokens="embed_tokens.weight" in tensors,
-        has_lm_head=has_per_depth or "lm_head.weight" in tensors,
-        lm_head_per_depth=has_per_depth,
-    )
-    return config, tensors
-
-
-def _unsupported(
-    layout: Layout, text: ConfigFields, tensors: dict[str, StoredTensor], num_depths: int
-) -> Iterator[tuple[bool, str]]:
-    """Pairs (condition, message)."""
-    others = sorted({tensor.dtype for tensor in tensors.values()} - FLOATS)
-    scales = [name for name in tensors if re.search(r"_scale(_inv)?$", name)]
-    what = ", ".join(others + scales[:1])
-    yield bool(others or scales), f"quantised weights ({what}); dequantise the modules first"
-    yield num_depths > MAX_DEPTHS, f"{num_depths} depths (at most {MAX_DEPTHS})"
-    is_several = layout.producer in ("Qwen", "Ernie") and num_depths > 1
-    yield is_several, f"{num_depths} layers behind one projection"
-    fused = any(".qkv_proj." in name for name in tensors)
-    yield fused, "fused qkv_proj, stored in shards of an unknown number"
-    yield any(".moe." in name for name in tensors), "tensors *.moe.*: experts under Step's names"
-    if text.get("model_type") == "mellum" and "mellum" in CONFIG_MAPPING:
-        # Before, HF has no key of the modules' layers: they slide, and would be built as full.
-        knows = hasattr(CONFIG_MAPPING["mellum"], "num_mtp_layers")
-        yield not knows, f"Mellum's modules with transformers {__version__}; 5.23 describes them"
+    return config
 
 
 def _check_count(text: ConfigFields, num_depths: int) -> None:
@@ -211,7 +159,7 @@ def _flags_of(kind: type) -> dict[str, bool]:
 def save_modules(
     head: MTPHead,
     folder: str | Path,
-    layout: str | None = None,
+    layout: str | Layout | None = None,
     target: PreTrainedModel | None = None,
 ) -> None:
     """Writes modules alone, or a target's checkpoint that holds them.
@@ -227,7 +175,8 @@ def save_modules(
         layout: `"DeepSeek"` (also GLM's), `"Qwen"` or `"MiMo"`: the target as HF saves it, and the
             modules in its data type under that producer's names. `None` is a layout of the
             library's own, without the target: `config.json` with a section `specdec_mtp`, and
-            `model.safetensors` with the head's names, which load back bit for bit.
+            `model.safetensors` with the head's names, which load back bit for bit. A record of your
+            own is written as it says.
         target: the HF causal LM that the head was trained for; with a layout.
 
     Raises:
@@ -240,25 +189,31 @@ def save_modules(
         _save_with_target(head, folder, layout_of(layout), target)
 
 
-def layout_of(producer: str) -> Layout:
-    """The layout of that name; `ValueError` if it is none of those that can be written."""
-    written = {layout.producer: layout for layout in LAYOUTS if layout.stems}
-    check_choice("layout of prediction modules", producer, tuple(written))
-    return written[producer]
+def layout_of(layout: str | Layout) -> Layout:
+    """The layout of that name, or one of your own; `ValueError` if it is none of those that can be
+    written.
+    """
+    if isinstance(layout, Layout):
+        return layout
+    written = {record.name: record for record in WRITTEN}
+    check_choice("layout of prediction modules", layout, tuple(written))
+    return written[layout]
 
 
 def config_for(target: PreTrainedModel, layout: Layout, num_depths: int) -> MTPConfig:
     """The head that a layout's names mean beside a target; `ValueError` for a target that engines
     would run as another model then.
     """
-    text = target.config.get_text_config()
-    if layout.targets and text.model_type not in layout.targets:
-        raise ValueError(
-            f"{layout.producer}'s layout is of targets of model_type "
-            f"{' or '.join(layout.targets)}, got {text.model_type}; use 'DeepSeek' or no layout"
-        )
-    origin = f"the configuration of {type(target).__name__}"
-    return layout.config_of(ConfigFields(text.to_dict(), origin), target, num_depths)
+    return read_config(_reading_of(target, layout, num_depths))
+
+
+def _reading_of(
+    target: PreTrainedModel, layout: Layout, num_depths: int | None = None
+) -> ModuleReading:
+    """A reading of what is to stand beside a target."""
+    text, origin = target.config.get_text_config(), f"the configuration of {type(target).__name__}"
+    keys = ConfigFields(text.to_dict(), origin)
+    return ModuleReading(layout, keys, target, num_depths, is_written=True)
 
 
 def _save_own(head: MTPHead, folder: str | Path) -> None:
@@ -283,29 +238,25 @@ def _save_with_target(
         raise ValueError(
             f"{layout.producer}'s modules lie in their target's checkpoint: pass target="
         )
-    _check_wiring(head.config, layout, target)
+    tables = {
+        "embed_tokens.weight": target.get_input_embeddings().weight,
+        "lm_head.weight": target.get_output_embeddings().weight,
+    }
+    tables = {name: tables[name] for name in tables if name.partition(".")[0] in layout.copies}
+    reading, own = _reading_of(target, layout), tables | head.state_dict()
+    tensors = write_tensors(own, layout.tensors, reading)
+    _check_wiring(head.config, tensors, reading)
     folder = check_path("folder", folder, what="a folder")
     if not _is_earlier(folder, layout):
         refuse_another_model(folder)
-    own = {f"/{name}": x for name, x in head.state_dict().items() if not name.startswith("layers.")}
-    if layout.counts_from_target:  # such files repeat the target's tables
-        embed_tokens, lm_head = target.get_input_embeddings(), target.get_output_embeddings()
-        tables = {"/embed_tokens.weight": embed_tokens.weight, "/lm_head.weight": lm_head.weight}
-        own = tables | own
-    num_layers = target.config.get_text_config().num_hidden_layers
-    tensors = {}
-    for depth, module in enumerate(head.layers):
-        for rest, x in (module.state_dict() | own).items():
-            dtype = x.dtype if rest.endswith(hf_layers.EXACT) else target.dtype
-            # A copy, since HF takes tensors that share memory for tied ones and refuses them.
-            name = layout.stored(depth, rest, num_layers)
-            tensors[name] = x.detach().to(dtype, copy=True)
+    # Copies, since HF takes tensors that share memory for tied ones and refuses them.
+    tensors = {name: _copied(name, x, target) for name, x in tensors.items()}
     with replacing_files(folder) as new:
         target.save_pretrained(new, state_dict=target.state_dict() | tensors)
         path = new / "config.json"
         keys = json.loads(path.read_text(encoding="utf-8"))
         keys.get("text_config", keys)[_COUNTS[0]] = len(head.layers)
-        keys |= layout.keys | {"producer": "specdec"}
+        keys |= layout.keys(Written(head.config)) | {"producer": "specdec"}
         write_text(path, json.dumps(keys, indent=2) + "\n")
         written = {file.name for file in new.iterdir()}
     for old in folder.glob("*.safetensors*"):  # parts of an earlier call that had others
@@ -322,22 +273,30 @@ def _is_earlier(folder: Path, layout: Layout) -> bool:
     return source is not None and source.producer == layout.producer
 
 
-def _check_wiring(config: MTPConfig, layout: Layout, target: PreTrainedModel) -> None:
-    """`ValueError` for a head that a reader of the layout would run otherwise."""
+def _copied(name: str, tensor: Tensor, target: PreTrainedModel) -> Tensor:
+    """In the target's data type, but for what must stay exact."""
+    dtype = tensor.dtype if name.endswith(hf_layers.EXACT) else target.dtype
+    return tensor.detach().to(dtype, copy=True)
+
+
+def _check_wiring(config: MTPConfig, tensors: Mapping[str, Tensor], reading: ModuleReading) -> None:
+    """`ValueError` for a head that is not what a reader of the layout makes of its files."""
+    layout, target = reading.layout, reading.target
     check_target(target, config.hidden_size, config.vocab_size, what="the head")
-    meant = config_for(target, layout, config.num_layers)
-    names = {entry.name for entry in fields(config)} - {"layer", "projection_bias"}
-    tables = {f"has_{name[1:-1]}" for name in layout.names.values() if name[0] == "/"}
-    ours, theirs = vars(config), vars(meant)
-    wrong = [f"{n}={ours[n]!r}" for n in sorted(names - tables) if ours[n] != theirs[n]]
+    stored = {name: as_stored(name, x.to("meta")) for name, x in tensors.items()}
+    of_modules = {n: x for n, x in stored.items() if is_named(n, layout.tensors, reading)}
+    reading.tensors = read_tensors(of_modules, layout.tensors, reading)
+    meant, copied = read_config(reading), {f"has_{name}": True for name in layout.copies}
+    wrong = [text for limit in layout.limits for is_so, text in limit(config) if is_so]
+    ours, theirs = vars(config) | copied, vars(meant)
+    names = sorted(entry.name for entry in fields(config) if entry.name != "layer")
+    wrong += [f"{n}={ours[n]!r}" for n in names if ours[n] != theirs[n]]
     if _terms(config.layer) != _terms(meant.layer):
         wrong.append("decoder layers other than " + _terms(meant.layer)[0])
-    if config.num_layers > 1 and "{depth}" not in layout.stems[0]:
-        wrong.append(f"{config.num_layers} depths")
     if wrong:
         raise ValueError(
             f"modules in {layout.producer}'s layout cannot have {', '.join(wrong)}; train a head "
-            f"made by new_head(target, layout={layout.producer!r}), or leave the layout out"
+            f"made by new_head(target, layout={layout.name!r}), or leave the layout out"
         )
 
 
@@ -410,6 +369,7 @@ MTP = Family(
         "zero_first_embedding": (True, False),
         "rope_theta": (),
     },
+    config=MTPConfig,
 )
 """Prediction modules of DeepSeek-V3, GLM-4.5, Qwen3-Next, Qwen3.5, Mellum, MiMo, Step and Ernie.
 

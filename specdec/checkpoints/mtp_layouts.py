@@ -1,214 +1,411 @@
-"""How producers name and wire prediction modules: a table.
+"""How producers name and wire prediction modules: a table, in the order in which files are tried.
 
-Legend: N layers of the target, D depths.
+Legend: N layers of the target, D depths. No configuration says how modules are wired, so most
+fields have the one value that engines take from the names.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, __version__
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from specdec.checkpoints import hf_layers
 from specdec.checkpoints.config_fields import ConfigFields
+from specdec.checkpoints.files import FLOATS
 from specdec.checkpoints.layers import read_layer
-from specdec.drafters.head.hf_layer import HFLayerConfig
+from specdec.checkpoints.layout import Key, Layout, Reading, Rule, Tensors, Values
+from specdec.checkpoints.marks import Clues
+from specdec.checkpoints.tensor_rules import Named, Prefixed, Stacked
+from specdec.drafters.head.layers import LayerConfig
 from specdec.drafters.mtp.head import MTPConfig
 
-_USUAL = {name: name for name in ("enorm.", "hnorm.", "eh_proj.")}
+MAX_DEPTHS = 32
+Pairs = Iterator[tuple[bool, str]]
 
 
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """How a producer names and wires prediction modules.
+class ModuleReading(Reading):
+    """A reading of modules in a target's own checkpoint.
 
     Args:
-        mark: regular expression of a name that only such files have; N is the number of the
-            target's layers.
-        pattern: how the names of a depth begin, with the group `depth` where they have a number.
-        names: what follows, and its name in `MTPDepth`, or in the head itself after a slash, where
-            that differs. A key that ends with a dot is a prefix. Names that are neither listed nor
-            those of `MTPDepth` are of the decoder layer.
-        layer: (HF model) -> the decoder layer, of the target's architecture; `None` is the
-            library's own layer, with biases of queries, keys and values.
-        flags: of `MTPConfig`. `target_state="pre"` is boundary L.
-        counts_from_target: depths are numbered from the target's layer count on.
-        shares_head: vocabulary heads that are stored with several depths are copies of one.
-        stems: how names begin in files that the library writes: those of a depth's own parts, and
-            those of its decoder layer. Empty for layouts that it only reads.
-        keys: that config.json has in such files, beside the number of depths.
-        targets: model types that such files are written for; empty: all.
-        notes: where engines disagree.
+        layout: of the modules.
+        keys: of the target's config.json; `fields` are those of its language model.
+        target: the target, if there is one.
+        num_depths: D, of modules that have no tensors yet.
+        is_written: the modules are not in a file yet.
     """
 
-    producer: str
-    mark: str
-    pattern: str
-    names: dict[str, str]
-    layer: Callable[[PreTrainedModel], HFLayerConfig] | None = hf_layers.last_layer
-    flags: dict[str, Any] = field(default_factory=dict)
-    counts_from_target: bool = False
-    shares_head: bool = True
-    stems: tuple[str, ...] = ()
-    keys: dict[str, Any] = field(default_factory=dict)
-    targets: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    def __init__(
+        self,
+        layout: Layout,
+        keys: ConfigFields,
+        target: PreTrainedModel | None = None,
+        num_depths: int | None = None,
+        *,
+        is_written: bool = False,
+    ):
+        given = {} if num_depths is None else {"num_layers": num_depths}
+        super().__init__(layout, hf_layers.text_fields(keys), {}, given, target=target)
+        self.keys, self.notes, self.is_written = keys, keys.notes, is_written
 
-    def depth_and_rest(self, name: str, num_layers: int) -> tuple[int, str] | None:
-        """The depth that a tensor belongs to, and its name there; `None` for any other tensor."""
-        found = re.match(self.pattern, name)
-        if found is None:
-            return None
-        depth = int(found.groupdict().get("depth") or 0)
-        depth -= num_layers if self.counts_from_target else 0
-        return (depth, name[found.end() :]) if depth >= 0 else None
-
-    def canonical(self, depth: int, rest: str, num_depths: int) -> str:
-        """The head's name of a tensor."""
-        for key, name in (_USUAL | self.names).items():
-            if rest == key or (key.endswith(".") and rest.startswith(key)):
-                rest = name + rest[len(key) :]
-                break
-        else:
-            rest = f"block.{rest}"
-        if rest.startswith("/"):
-            is_shared = self.shares_head or rest.startswith("/embed_tokens") or num_depths == 1
-            return rest[1:] if is_shared and depth == 0 else f"layers.{depth}.{rest[1:]}"
-        if rest.startswith("block.") and self.layer is not None:
-            rest = f"block.layer.{rest.removeprefix('block.')}"
-        return f"layers.{depth}.{rest}"
-
-    def stored(self, depth: int, rest: str, num_layers: int) -> str:
-        """The name in a file that the library writes: of a tensor `rest` of `MTPDepth`, or of one
-        of the head itself, after a slash.
-        """
-        own, of_layer = self.stems[0], self.stems[-1]
-        depth += num_layers if self.counts_from_target else 0
-        for name, ours in (self.names | _USUAL).items():
-            if rest.startswith(ours):
-                return own.format(depth=depth) + name + rest.removeprefix(ours)
-        rest = rest.removeprefix("block.").removeprefix("layer.")
-        return of_layer.format(depth=depth) + rest
-
-    def config_of(
-        self, text: ConfigFields, model: PreTrainedModel | None, num_depths: int
-    ) -> MTPConfig:
-        """The head that such names mean.
-
-        Args:
-            text: configuration of the target's language model.
-            model: the target, or one of its classes without weights; not read where the layers
-                are the library's own.
-            num_depths: D.
-        """
-        flags = dict(self.flags)
-        if flags.get("target_state") == "pre":
-            flags["target_state"] = text.integer("num_hidden_layers", high=hf_layers.MAX_LAYERS)
-        if self.layer is None:
-            layer = read_layer(text, attention_bias=True)
-        else:
-            layer = self.layer(model)
-            flags["centred_norms"] = hf_layers.has_centred_norms(model)
-        return MTPConfig(layer, text.integer("vocab_size"), num_depths, **flags)
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The target, or one of its classes without weights."""
+        return self.target if self.target is not None else hf_layers.model_of_config(self.keys)
 
 
-_NUMBERED = r"(?:model\.)?(?:language_model\.)?layers\.(?P<depth>\d+)\."
+@dataclass(frozen=True)
+class Shared(Rule):
+    """A table of the head that files hold with every depth.
+
+    Args:
+        start: of its name.
+        unless_several: the tables of several depths are not copies of one.
+    """
+
+    start: str
+    unless_several: bool = False
+
+    def read(self, tensors: Tensors, reading: Reading) -> Tensors:
+        """That of the first depth."""
+        if self.unless_several and num_depths(tensors) > 1:
+            return tensors
+        result: Tensors = {}
+        for name, stored in tensors.items():
+            found = re.match(rf"layers\.(\d+)\.(?={re.escape(self.start)})", name)
+            if found is not None and found[1] == "0":
+                name = name[found.end() :]
+            elif found is not None:
+                reading.unused[name] = "shared by all depths, and read from the first"
+            result[name] = stored
+        return result
+
+    def write(self, tensors: Values, reading: Reading) -> Values:
+        """One for every depth."""
+        own = {name: x for name, x in tensors.items() if name.startswith(self.start)}
+        others = {name: x for name, x in tensors.items() if name not in own}
+        depths = range(num_depths(tensors))
+        return others | {f"layers.{d}.{name}": x for d in depths for name, x in own.items()}
+
+
+def num_depths(names: Mapping[str, Any]) -> int:
+    """D, by the head's names of tensors; 0 without modules."""
+    found = [re.match(r"layers\.(\d+)\.", name) for name in names]
+    return max((1 + int(each[1]) for each in found if each), default=0)
+
+
+def _of_modules(reading: ModuleReading) -> Pairs:
+    """What no head of prediction modules has."""
+    tensors, depths = reading.tensors, reading["num_layers"]
+    others = sorted({tensor.dtype for tensor in tensors.values()} - FLOATS)
+    scales = [t.name for t in tensors.values() if re.search(r"_scale(_inv)?$", t.name)]
+    what = ", ".join(others + scales[:1])
+    yield bool(others or scales), f"quantised weights ({what}); dequantise the modules first"
+    yield depths > MAX_DEPTHS, f"{depths} depths (at most {MAX_DEPTHS})"
+    fused = any(".qkv_proj." in name for name in tensors)
+    yield fused, "fused qkv_proj, stored in shards of an unknown number"
+    has_moe = any(".moe." in tensor.name for tensor in tensors.values())
+    yield has_moe, "tensors *.moe.*: experts under Step's names"
+    if reading.fields.get("model_type") == "mellum" and "mellum" in CONFIG_MAPPING:
+        # Before, HF has no key of the modules' layers: they slide, and would be built as full.
+        knows = hasattr(CONFIG_MAPPING["mellum"], "num_mtp_layers")
+        yield not knows, f"Mellum's modules with transformers {__version__}; 5.23 describes them"
+
+
+def _of_several(reading: ModuleReading) -> Pairs:
+    """Files with one projection for all depths."""
+    depths = reading["num_layers"]
+    yield depths > 1, f"{depths} layers behind one projection"
+
+
+def _one_depth(config: MTPConfig) -> Pairs:
+    """Names without a number."""
+    yield config.num_layers > 1, f"{config.num_layers} depths"
+
+
+def _noted(value: Any, note: str) -> Callable[[Reading], Any]:
+    """A value (or a function of the reading) about which engines disagree."""
+
+    def read(reading: Reading) -> Any:
+        reading.notes.append(note)
+        return value(reading) if callable(value) else value
+
+    return read
+
+
+def _before_norm(reading: Reading) -> int:
+    """Boundary N."""
+    return reading.fields.integer("num_hidden_layers", high=hf_layers.MAX_LAYERS)
+
+
+def _has(name: str) -> Callable[[Reading], bool]:
+    return lambda r: name in r.tensors
+
+
+def _of_hf(layer: Callable[[PreTrainedModel], Any]) -> dict[str, Any]:
+    """A decoder layer of the target's architecture, and norms like the target's."""
+    return {
+        "layer": lambda r: layer(r.model),
+        "centred_norms": lambda r: hf_layers.has_centred_norms(r.model),
+    }
+
+
+_HEAD_OF_FIRST = "layers.0.lm_head.weight"
+_FIELDS = {
+    **_of_hf(hf_layers.last_layer),
+    "vocab_size": Key("vocab_size", int),
+    "num_layers": lambda r: num_depths(r.tensors),
+    "target_state": "final",
+    "semantics": "chain",
+    "hidden_first": False,
+    "output_norm": True,
+    "feedback_norm": True,
+    "zero_first_embedding": False,
+    "projection_bias": _has("layers.0.eh_proj.bias"),
+    "has_embed_tokens": _has("embed_tokens.weight"),
+    "has_lm_head": lambda r: bool({_HEAD_OF_FIRST, "lm_head.weight"} & r.tensors.keys()),
+    "lm_head_per_depth": _has(_HEAD_OF_FIRST),
+}
+_BLOCK = "block.layer."
+_EXPERTS = (
+    Stacked(
+        tuple(f"experts.{{depth}}.{name}_proj.weight" for name in ("gate", "up")),
+        "experts.gate_up_proj",
+    ),
+    Stacked(("experts.{depth}.down_proj.weight",), "experts.down_proj"),
+)
+"""Experts are stored one by one; HF's classes hold them as one."""
+
+
+def _depth(start: str, names: Mapping[str, str], rest: str = _BLOCK) -> dict[str, str]:
+    """Names of a depth that begin so in files: what follows, and what it is in the head's depth;
+    all others are of its decoder layer.
+    """
+    usual = {name: name for name in ("enorm.", "hnorm.", "eh_proj.")}
+    pairs = dict(names) | usual | {"": rest}  # the first is written
+    return {start + theirs: f"layers.{{depth}}.{ours}" for theirs, ours in pairs.items()}
+
+
+def _tensor(pattern: str) -> Callable[[Clues], str]:
+    """A name (a regular expression) that only such files have; N is the target's layers."""
+
+    def mark(clues: Clues) -> str:
+        count = hf_layers.text_fields(clues.fields).raw.get("num_hidden_layers")
+        return clues.tensor(pattern.replace("N", str(count))) if type(count) is int else ""
+
+    return mark
+
+
+def _layer_of_qwen2(reading: ModuleReading) -> LayerConfig:
+    """The library's own layer, with biases of queries, keys and values; engines would run another
+    target as one of such layers.
+    """
+    kind = reading.fields.get("model_type")
+    if reading.is_written and kind not in ("qwen2", "mimo"):
+        raise ValueError(
+            f"MiMo's layout is of targets of model_type qwen2 or mimo, got {kind}; use 'DeepSeek' "
+            "or no layout"
+        )
+    return read_layer(reading.fields, attention_bias=True)
+
+
 _PRE = "the target's state before its final norm"
+_NUMBERED = "layers.{N+depth}."
+_OF_MODEL = Prefixed("model.", also=("language_model.",))
 
-LAYOUTS = (
-    Layout(
-        producer="Qwen",
-        mark=r"mtp\.fc\.weight",
-        pattern=r"mtp\.(?:layers\.(?P<depth>\d+)\.)?",
-        names={
-            "fc.": "eh_proj.",
-            "pre_fc_norm_embedding.": "enorm.",
-            "pre_fc_norm_hidden.": "hnorm.",
-            "norm.": "norm.",
-            "embed_tokens.": "/embed_tokens.",
-            "lm_head.": "/lm_head.",
-        },
-        stems=("mtp.", "mtp.layers.{depth}."),
-        keys={"mtp_num_hidden_layers": 1},
+QWEN = Layout(
+    producer="Qwen",
+    kind="MTP",
+    config=MTPConfig,
+    mark=_tensor(r"mtp\.fc\.weight"),
+    fields=_FIELDS,
+    tensors=(
+        Named(
+            {
+                "mtp.fc.": "layers.0.eh_proj.",
+                "mtp.pre_fc_norm_embedding.": "layers.0.enorm.",
+                "mtp.pre_fc_norm_hidden.": "layers.0.hnorm.",
+                "mtp.norm.": "layers.0.norm.",
+                "mtp.embed_tokens.": "embed_tokens.",
+                "mtp.lm_head.": "lm_head.",
+                "mtp.layers.{depth}.": f"layers.{{depth}}.{_BLOCK}",
+                "mtp.": f"layers.0.{_BLOCK}",
+            },
+            is_all=True,
+        ),
+        *_EXPERTS,
     ),
-    Layout(
-        producer="MiMo",
-        mark=r"model\.mtp_layers\.0\.input_proj\.weight",
-        pattern=r"model\.mtp_layers\.(?P<depth>\d+)\.",
-        names={
-            "token_layernorm.": "enorm.",
-            "hidden_layernorm.": "hnorm.",
-            "input_proj.": "eh_proj.",
-            "final_layernorm.": "norm.",
-        },
-        layer=None,
-        flags={"hidden_first": True, "target_state": "pre", "zero_first_embedding": True},
-        stems=("model.mtp_layers.{depth}.",),
-        keys={"architectures": ["MiMoForCausalLM"]},
-        targets=("qwen2", "mimo"),
-        notes=(f"the first depth reads {_PRE}, as in vLLM; SGLang hands in the normalised one",),
+    refuse=(_of_modules, _of_several),
+    name="Qwen",
+    file=(("mtp_num_hidden_layers", 1),),
+    limits=(_one_depth,),
+)
+MIMO = Layout(
+    producer="MiMo",
+    kind="MTP",
+    config=MTPConfig,
+    mark=_tensor(r"model\.mtp_layers\.0\.input_proj\.weight"),
+    fields=_FIELDS
+    | {
+        "layer": _layer_of_qwen2,
+        "centred_norms": False,
+        "hidden_first": True,
+        "target_state": _noted(
+            _before_norm,
+            f"the first depth reads {_PRE}, as in vLLM; SGLang hands in the normalised one",
+        ),
+        "zero_first_embedding": True,
+    },
+    tensors=(
+        Named(
+            _depth(
+                "model.mtp_layers.{depth}.",
+                {
+                    "token_layernorm.": "enorm.",
+                    "hidden_layernorm.": "hnorm.",
+                    "input_proj.": "eh_proj.",
+                    "final_layernorm.": "norm.",
+                },
+                "block.",
+            ),
+            is_all=True,
+        ),
     ),
-    Layout(
-        producer="MiMo-V2",
-        mark=r"model\.mtp\.layers\.0\.pre_mlp_layernorm\.weight",
-        pattern=r"model\.mtp\.layers\.(?P<depth>\d+)\.",
-        names={
-            "final_layernorm.": "norm.",
-            "pre_mlp_layernorm.": "block.post_attention_layernorm.",
-            "self_attn.attention_sink_bias": "block.self_attn.sinks",
-        },
-        layer=hf_layers.dense_layer(layer_types="sliding_attention", mlp_layer_types="dense"),
-        flags={"semantics": "target", "target_state": "pre"},
-        notes=(
+    refuse=(_of_modules,),
+    name="MiMo",
+    file=(("architectures", ["MiMoForCausalLM"]),),
+)
+MIMO_V2 = Layout(
+    producer="MiMo-V2",
+    kind="MTP",
+    config=MTPConfig,
+    mark=_tensor(r"model\.mtp\.layers\.0\.pre_mlp_layernorm\.weight"),
+    fields=_FIELDS
+    | _of_hf(hf_layers.dense_layer(layer_types="sliding_attention", mlp_layer_types="dense"))
+    | {
+        "semantics": "target",
+        "target_state": _noted(
+            _before_norm,
             f"every depth reads {_PRE}, as in SGLang; vLLM runs one depth on the normalised state",
         ),
+    },
+    tensors=(
+        Named(
+            _depth(
+                "model.mtp.layers.{depth}.",
+                {
+                    "final_layernorm.": "norm.",
+                    "pre_mlp_layernorm.": f"{_BLOCK}post_attention_layernorm.",
+                    "self_attn.attention_sink_bias": f"{_BLOCK}self_attn.sinks",
+                },
+            ),
+            is_all=True,
+        ),
+        *_EXPERTS,
     ),
-    Layout(
-        producer="Ernie",
-        mark=r"model\.mtp_linear_proj\.0\.weight",
-        pattern=r"model\.(?=mtp_)",
-        names={
-            "mtp_emb_norm.0.": "enorm.",
-            "mtp_hidden_norm.0.": "hnorm.",
-            "mtp_linear_proj.0.": "eh_proj.",
-            "mtp_block.0.": "block.",
-        },
-        layer=hf_layers.dense_layer(moe_layer_start_index=1),
-        flags={"output_norm": False, "feedback_norm": False, "zero_first_embedding": True},
-        notes=(
+    refuse=(_of_modules,),
+)
+ERNIE = Layout(
+    producer="Ernie",
+    kind="MTP",
+    config=MTPConfig,
+    mark=_tensor(r"model\.mtp_linear_proj\.0\.weight"),
+    fields=_FIELDS
+    | _of_hf(hf_layers.dense_layer(moe_layer_start_index=1))
+    | {
+        "output_norm": _noted(
+            False,
             "the block rotates pairs of channels as its target does; vLLM runs it as a Llama layer",
         ),
+        "feedback_norm": False,
+        "zero_first_embedding": True,
+    },
+    tensors=(
+        Named(
+            {
+                "model.mtp_emb_norm.0.": "layers.0.enorm.",
+                "model.mtp_hidden_norm.0.": "layers.0.hnorm.",
+                "model.mtp_linear_proj.0.": "layers.0.eh_proj.",
+                "model.mtp_block.0.": f"layers.0.{_BLOCK}",
+                "model.mtp_": f"layers.0.{_BLOCK}mtp_",
+            },
+            is_all=True,
+        ),
+        *_EXPERTS,
     ),
-    Layout(
-        producer="Step",
-        mark=r"(model\.)?(language_model\.)?layers\.N\.transformer\..*",
-        pattern=_NUMBERED,
-        counts_from_target=True,
-        names={
-            "transformer.shared_head.norm.": "norm.",
-            "transformer.shared_head.output.": "/lm_head.",
-            "transformer.embed_tokens.": "/embed_tokens.",
-            "transformer.": "block.",
-            "embed_tokens.": "/embed_tokens.",
-        },
-        layer=hf_layers.prediction_layer,
-        flags={"target_state": "pre", "feedback_norm": False},
-        shares_head=False,
-    ),
-    Layout(
-        producer="DeepSeek",
-        mark=r"(model\.)?(language_model\.)?layers\.N\.eh_proj\.weight",
-        pattern=_NUMBERED,
-        counts_from_target=True,
-        names={
-            "shared_head.norm.": "norm.",
-            "shared_head.head.": "/lm_head.",
-            "embed_tokens.": "/embed_tokens.",
-        },
-        stems=("model.layers.{depth}.",),
-        notes=("the embedding at position 0 is read as it is; vLLM zeroes it",),
-    ),
+    refuse=(_of_modules,),
 )
+STEP = Layout(
+    producer="Step",
+    kind="MTP",
+    config=MTPConfig,
+    mark=_tensor(r"(model\.)?(language_model\.)?layers\.N\.transformer\..*"),
+    fields=_FIELDS
+    | _of_hf(hf_layers.prediction_layer)
+    | {"target_state": _before_norm, "feedback_norm": False},
+    tensors=(
+        _OF_MODEL,
+        Named(
+            _depth(
+                _NUMBERED,
+                {
+                    "transformer.shared_head.norm.": "norm.",
+                    "transformer.shared_head.output.": "lm_head.",
+                    "transformer.embed_tokens.": "embed_tokens.",
+                    "transformer.": _BLOCK,
+                    "embed_tokens.": "embed_tokens.",
+                },
+            ),
+            is_all=True,
+        ),
+        Shared("embed_tokens."),
+        Shared("lm_head.", unless_several=True),
+        *_EXPERTS,
+    ),
+    refuse=(_of_modules,),
+)
+DEEPSEEK = Layout(
+    producer="DeepSeek",
+    kind="MTP",
+    config=MTPConfig,
+    mark=_tensor(r"(model\.)?(language_model\.)?layers\.N\.eh_proj\.weight"),
+    fields=_FIELDS
+    | {
+        "zero_first_embedding": _noted(
+            False, "the embedding at position 0 is read as it is; vLLM zeroes it"
+        )
+    },
+    tensors=(
+        _OF_MODEL,
+        Named(
+            _depth(
+                _NUMBERED,
+                {
+                    "shared_head.norm.": "norm.",
+                    "shared_head.head.": "lm_head.",
+                    "embed_tokens.": "embed_tokens.",
+                },
+            ),
+            is_all=True,
+        ),
+        Shared("embed_tokens."),
+        Shared("lm_head."),
+        *_EXPERTS,
+    ),
+    refuse=(_of_modules,),
+    name="DeepSeek",
+    copies=("embed_tokens", "lm_head"),
+)
+
+LAYOUTS = (QWEN, MIMO, MIMO_V2, ERNIE, STEP, DEEPSEEK)
+WRITTEN = (
+    QWEN,  # transformers, of Mellum: tests/drafters/test_mtp_hf.py
+    MIMO,  # vLLM: tests/foreign/test_vllm.py
+    DEEPSEEK,  # both
+)
+"""Layouts that are written, with the engine that a test of this repository reads them with."""
