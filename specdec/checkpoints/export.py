@@ -23,15 +23,14 @@ from specdec.atomic import replacing, replacing_files, write_text
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.correction import part_of
 from specdec.checkpoints.feature_heads import open_reading
-from specdec.checkpoints.file_parts import SCALINGS
-from specdec.checkpoints.files import as_stored
+from specdec.checkpoints.files import as_stored, names_of
 from specdec.checkpoints.head_layouts import WRITTEN
 from specdec.checkpoints.layout import Layout, Reading, Written
 from specdec.checkpoints.reading import check_supported
 from specdec.checkpoints.tensor_rules import write_tensors
 from specdec.checkpoints.vocab_map import write_vocab_map
 from specdec.drafters.head.config import HeadConfig
-from specdec.drafters.head.features import FeatureHead, FeatureHeadConfig
+from specdec.drafters.head.features import FeatureHead
 from specdec.drafters.head.layers import LayerConfig
 from specdec.show.text import one_line, printable
 
@@ -105,7 +104,7 @@ def save_head(
     held = _held(head, dict(head.state_dict()), record, tables)
     tensors = _in_file(held, record, reading, config)
     write_checkpoint(folder, keys, tensors)
-    return tuple(_notes(config, target_layers)) if record.name == "safeailab" else ()
+    return tuple(record.notes(config, target_layers))
 
 
 def layouts_of(head: FeatureHead) -> tuple[LayoutName, ...]:
@@ -121,10 +120,16 @@ def layouts_of(head: FeatureHead) -> tuple[LayoutName, ...]:
 
 def _records_of(head: FeatureHead, name: str | None = None) -> list[Layout]:
     """Those of heads of this class; of one name, if there is one."""
-    records = [record for record in WRITTEN if record.config is type(head.config)]
+    kind = type(head.config)
+    records = [record for record in WRITTEN if record.config is kind]
+    if not records:
+        raise ValueError(
+            f"no layout of {kind.__name__} heads is known; pass a specdec.checkpoints.Layout of "
+            "your own"
+        )
     if name is None:
         return records
-    check_choice(f"layout of {type(head.config).__name__} heads", name, _names(records))
+    check_choice(f"layout of {kind.__name__} heads", name, _names(records))
     return [record for record in records if record.name == name]
 
 
@@ -171,7 +176,9 @@ def _obstacles(head: FeatureHead, record: Layout) -> list[str]:
     copied = {f"has_{name}": True for name in record.copies}
     reading = open_reading(record, fields, stored)
     found |= dict.fromkeys(_unequal(reading, replace(config, **copied)))
-    return sorted(found)
+    again = {name: tensor.shape for name, tensor in reading.tensors.items()}
+    lost = [name for name, tensor in held.items() if again.get(name) != tensor.shape]
+    return sorted(found | ({f"tensors {names_of(lost)}": None} if lost else {}))
 
 
 def _unequal(reading: Reading, config: Any) -> Iterator[str]:
@@ -302,18 +309,3 @@ def _with_vocab_map(
     names = tensors.keys() & {"lm_head.weight", *(f"correction.{name}.weight" for name in ours)}
     ordered = {name: tensors[name][order.to(tensors[name].device)] for name in names}
     return {**tensors, **ordered, "d2t": d2t, "t2d": t2d}
-
-
-def _notes(config: FeatureHeadConfig, target_layers: int | None) -> Iterator[str]:
-    """What SafeAILab's own code does not read of its layout, while vLLM and SGLang do."""
-    layer, rope = config.layer, config.layer.rope
-    kind, base = rope["rope_type"], rope["rope_theta"]
-    if kind not in ("default", *SCALINGS):
-        yield f"SafeAILab's own code cannot load rope_scaling of type {kind!r}"
-    if kind in SCALINGS and base != 10000:
-        yield f"SafeAILab's own code takes a rope base of 10000 with scaling, not {base:g}"
-    if layer.head_dim * layer.num_heads != layer.hidden_size:
-        yield f"SafeAILab's older code takes hidden_size / heads for head_dim, not {layer.head_dim}"
-    n, layers = target_layers, list(config.feature_layers)
-    if config.fusion == "attention" and n is not None and layers != [2, n // 2, n - 3]:
-        yield f"SafeAILab's own code always reads boundaries {[2, n // 2, n - 3]}, not {layers}"

@@ -180,65 +180,54 @@ def _mark_of_masks(clues: Clues) -> str:
     return "tensor mask_hidden beside an EAGLE-3 head's" if is_so else ""
 
 
-SPECULATORS = Layout(
-    producer="speculators",
-    kind="EAGLE-3",
-    config=EagleConfig,
-    mark=partial(_mark_of_speculators, is_first=False),
-    fields=_EAGLE3_OF_SPECULATORS,
-    ids=_EAGLE_IDS,
-    refuse=_OF_EAGLE,
-    inert=_EAGLE_INERT,
+def _eagle(producer: str, kind: str, mark: Any, fields: Any, **others: Any) -> Layout:
+    """A layout of EAGLE heads, by what it does not share with the others."""
+    usual = {"ids": _EAGLE_IDS, "refuse": _OF_EAGLE, "inert": _EAGLE_INERT}
+    return Layout(producer, kind, EagleConfig, mark, fields, **usual | others)
+
+
+SPECULATORS = _eagle(
+    "speculators",
+    "EAGLE-3",
+    partial(_mark_of_speculators, is_first=False),
+    _EAGLE3_OF_SPECULATORS,
     name="speculators",
     file=(
         file_parts.speculators("eagle3", "Eagle3"),
         *(IDS, "norm_before_residual", "norm_before_fc", "fc_norm", "feedback_norm"),
-        ("embed_requires_grad", False),
-        file_parts.types,
+        *(("embed_requires_grad", False), file_parts.types),
         file_parts.end_of_speculators("eagle3", counts_features=True),
     ),
     copies=_BOTH_TABLES,
     limits=(limits.only(has_sinks=False),),
 )
-SPECULATORS_EAGLE1 = Layout(
-    producer="speculators",
-    kind="EAGLE-1",
-    config=EagleConfig,
-    mark=partial(_mark_of_speculators, is_first=True),
-    fields=_EAGLE1
+SPECULATORS_EAGLE1 = _eagle(
+    "speculators",
+    "EAGLE-1",
+    partial(_mark_of_speculators, is_first=True),
+    _EAGLE1
     | _SPECULATORS_LAYER
     | {"fc_bias": Key("fusion_bias", False), "num_layers": rules.num_layers_in_file},
-    ids=_EAGLE_IDS,
     tensors=(Named({"fusion_fc.": "fc.", "transformer.": "layers.0."}),),
     refuse=(refusals.of_other_designs, refusals.of_speculators_eagle1, refusals.of_wiring),
-    inert=_EAGLE_INERT,
 )
-DEEPSPEC = Layout(
-    producer="DeepSpec",
-    kind="EAGLE-3",
-    config=EagleConfig,
-    mark=_mark_of_deepspec,
-    fields=_EAGLE3
+DEEPSPEC = _eagle(
+    "DeepSpec",
+    "EAGLE-3",
+    _mark_of_deepspec,
+    _EAGLE3
     | _HF_LAYER
-    | {
-        "feature_layers": rules.features_of_deepspec,
-        "layer.has_qk_norm": True,
-        "layer.windows": _WINDOWS,
-    },
-    ids=_EAGLE_IDS,
+    | {"layer.has_qk_norm": True, "layer.windows": _WINDOWS}
+    | {"feature_layers": rules.features_of_deepspec},
     refuse=(*_OF_EAGLE, refusals.of_deepspec),
-    inert=_EAGLE_INERT,
 )
-SPECFORGE = Layout(
-    producer="SpecForge",
-    kind="EAGLE-3",
-    config=EagleConfig,
-    mark=_mark_of_specforge,
-    fields=_EAGLE3_OF_SPECFORGE,
+SPECFORGE = _eagle(
+    "SpecForge",
+    "EAGLE-3",
+    _mark_of_specforge,
+    _EAGLE3_OF_SPECFORGE,
     ids=_HOOKED_IDS,
     tensors=(_MIDLAYER, _SGLANG),
-    refuse=_OF_EAGLE,
-    inert=_EAGLE_INERT,
     name="safeailab",
     file=(
         file_parts.model_of_safeailab("LlamaForCausalLMEagle3"),
@@ -248,26 +237,23 @@ SPECFORGE = Layout(
     ),
     copies=("lm_head",),
     limits=(limits.three_features, limits.only(num_layers=1, has_qk_norm=False)),
+    notes=limits.notes_of_safeailab,
 )
-SAFEAILAB = Layout(
-    producer="SafeAILab",
-    kind="EAGLE-3",
-    config=EagleConfig,
-    mark=lambda c: c.has_midlayer and "tensors midlayer.*, no key of another producer",
-    fields=_EAGLE3 | _EAGLE_LAYER,
+SAFEAILAB = _eagle(
+    "SafeAILab",
+    "EAGLE-3",
+    lambda c: c.has_midlayer and "tensors midlayer.*, no key of another producer",
+    _EAGLE3 | _EAGLE_LAYER,
     ids=_HOOKED_IDS,
     tensors=(_MIDLAYER,),
-    refuse=_OF_EAGLE,
-    inert=_EAGLE_INERT,
 )
-SAFEAILAB_EAGLE1 = Layout(
-    producer="SafeAILab",
-    kind="EAGLE-1",
-    config=EagleConfig,
-    mark=lambda c: (
+SAFEAILAB_EAGLE1 = _eagle(
+    "SafeAILab",
+    "EAGLE-1",
+    lambda c: (
         c.eagle >= {"fc.weight", Q_PROJ} and "tensors fc and layers.0.*, no hidden_norm: EAGLE-1"
     ),
-    fields=_EAGLE1
+    _EAGLE1
     | _EAGLE_LAYER
     | {
         "layer.attention_bias": replace(
@@ -276,36 +262,27 @@ SAFEAILAB_EAGLE1 = Layout(
         )
     },
     ids=_HOOKED_IDS,
-    refuse=_OF_EAGLE,
-    inert=_EAGLE_INERT,
     name="safeailab",
     file=(
         file_parts.model_of_safeailab("LlamaForCausalLM"),
         *("fc_bias", "layer.attention_bias"),
     ),
     limits=(limits.only(has_qk_norm=False, has_lm_head=False),),
+    notes=limits.notes_of_safeailab,
 )
-NVIDIA = Layout(
-    producer="NVIDIA",
-    kind="EAGLE-3",
-    config=EagleConfig,
-    mark=_mark_of_nvidia,
-    fields=_EAGLE3 | _HF_LAYER | {"feature_layers": rules.features_of_nvidia},
-    ids=_EAGLE_IDS,
-    refuse=_OF_EAGLE,
-    inert=_EAGLE_INERT,
+NVIDIA = _eagle(
+    "NVIDIA",
+    "EAGLE-3",
+    _mark_of_nvidia,
+    _EAGLE3 | _HF_LAYER | {"feature_layers": rules.features_of_nvidia},
 )
-VLLM = Layout(  # names and keys as vLLM reads them, without a mark of the producer
-    producer="vLLM",
-    kind="EAGLE-3",
-    config=EagleConfig,
-    mark=lambda c: (
+VLLM = _eagle(
+    "vLLM",  # names and keys as it reads them, without a mark of the producer
+    "EAGLE-3",
+    lambda c: (
         "layers.0.hidden_norm.weight" in c.eagle and "tensors layers.0.*, no key of a producer"
     ),
-    fields=_EAGLE3 | _EAGLE_LAYER,
-    ids=_EAGLE_IDS,
-    refuse=_OF_EAGLE,
-    inert=_EAGLE_INERT,
+    _EAGLE3 | _EAGLE_LAYER,
 )
 
 # Heads of masks.
@@ -336,16 +313,21 @@ def _mask_id(key: str) -> dict[str, Key]:
 _OF_P_EAGLE = (refusals.of_pard2, refusals.of_wiring, refusals.of_mask_token)
 _OF_BLOCKS = (refusals.of_pard2, refusals.of_weights, refusals.of_mask_token)
 
-SPECULATORS_P_EAGLE = Layout(
-    producer="speculators",
-    kind="P-EAGLE",
-    config=MaskTokenConfig,
-    mark=lambda c: c.value(_KIND, "peagle"),
-    fields=_EAGLE3_OF_SPECULATORS | _P_EAGLE | _mask_id("mask_token_id"),
-    ids=_EAGLE_IDS,
-    tensors=_MASK,
+
+def _p_eagle(producer: str, mark: Any, fields: Any, mask_id: str, **others: Any) -> Layout:
+    """A layout of EAGLE-3 with what masks are."""
+    fields = fields | _P_EAGLE | _mask_id(mask_id)
+    usual = {"ids": _EAGLE_IDS, "tensors": _MASK, "inert": _INERT}
+    usual |= {"refuse": (*_OF_P_EAGLE, refusals.of_windows)} | others
+    return Layout(producer, "P-EAGLE", MaskTokenConfig, mark, fields, **usual)
+
+
+SPECULATORS_P_EAGLE = _p_eagle(
+    "speculators",
+    lambda c: c.value(_KIND, "peagle"),
+    _EAGLE3_OF_SPECULATORS,
+    "mask_token_id",
     refuse=_OF_P_EAGLE,
-    inert=_INERT,
     name="speculators",
     file=(
         file_parts.speculators("peagle", "PEagle"),
@@ -361,20 +343,13 @@ SPECULATORS_P_EAGLE = Layout(
         limits.only(has_sinks=False),
     ),
 )
-AMAZON = Layout(
-    producer="amazon",
-    kind="P-EAGLE",
-    config=MaskTokenConfig,
-    mark=lambda c: c.key("ptd_token_id"),
-    fields=_EAGLE3
+AMAZON = _p_eagle(
+    "amazon",
+    lambda c: c.key("ptd_token_id"),
+    _EAGLE3
     | _EAGLE_LAYER
-    | _P_EAGLE
-    | _mask_id("ptd_token_id")
     | {"feature_layers": partial(rules.eagle_features, convention_of="vLLM")},
-    ids=_EAGLE_IDS,
-    tensors=_MASK,
-    refuse=(*_OF_P_EAGLE, refusals.of_windows),
-    inert=_INERT,
+    "ptd_token_id",
     name="vllm",
     file=(
         file_parts.model("LlamaForCausalLMEagle3", "llama"),
@@ -388,19 +363,13 @@ AMAZON = Layout(
         limits.only(has_qk_norm=False, has_sinks=False),
     ),
 )
-SPECFORGE_P_EAGLE = Layout(
-    producer="SpecForge",
-    kind="P-EAGLE",
-    config=MaskTokenConfig,
-    mark=lambda c: c.architecture(".*PEagle"),
-    fields=_EAGLE3_OF_SPECFORGE
-    | _P_EAGLE
-    | _mask_id("mask_token_id")
-    | {"output_norm": rules.output_norm_of_specforge},
+SPECFORGE_P_EAGLE = _p_eagle(
+    "SpecForge",
+    lambda c: c.architecture(".*PEagle"),
+    _EAGLE3_OF_SPECFORGE,
+    "mask_token_id",
     ids=_HOOKED_IDS,
     tensors=(_MIDLAYER, _SGLANG, *_MASK),
-    refuse=(*_OF_P_EAGLE, refusals.of_windows),
-    inert=_INERT,
 )
 _Q_BIAS = Key(
     "attention_bias",
@@ -522,19 +491,27 @@ def _block(producer: str, kind: str, mark: Any, **changes: Any) -> Layout:
     return Layout(producer, kind, MaskTokenConfig, mark, fields, **others)
 
 
-_DEFAULT_OF_DSPARK = (
-    "no sample_from_anchor: true, speculators' default for dspark (vLLM's is false)"
-)
+def _speculators(
+    word: str, kind: str, *own: Any, sees_block: bool = False, parts: Any = None, **fields: Any
+) -> Layout:
+    """A block head of speculators.
 
-
-def _speculators(word: str, kind: str, *own: Any, **fields: Any) -> Layout:
-    """A block head of speculators, by its word for the kind, with `own` limits and fields."""
-    is_dspark = kind == "DSpark"
+    Args:
+        word: its word for the kind.
+        kind: as in papers.
+        own: limits of the kind.
+        sees_block: what an absent `sliding_window_non_causal` means.
+        parts: of the file, for a correction.
+        fields: of the kind.
+    """
     causal = Key(
         "sliding_window_non_causal",
-        kind == "DFlash 2",
+        sees_block,
         words=(False, True),
         write=file_parts.causal_windows,
+    )
+    block_size = replace(
+        _BLOCK["block_size"], usual=8, absent="no block_size: 8, speculators' default"
     )
     return _block(
         "speculators",
@@ -542,20 +519,14 @@ def _speculators(word: str, kind: str, *own: Any, **fields: Any) -> Layout:
         lambda c: c.value(_KIND, word),
         fields=_OF_SPECULATORS
         | _mask_id("mask_token_id")
-        | {
-            "block_size": replace(
-                _BLOCK["block_size"], usual=8, absent="no block_size: 8, speculators' default"
-            ),
-            "feature_layers": partial(rules.block_features, must_name_them=True),
-            "layer.is_window_causal": causal,
-        }
+        | {"block_size": block_size, "layer.is_window_causal": causal}
+        | {"feature_layers": partial(rules.block_features, must_name_them=True)}
         | fields,
         name="speculators",
         file=(
             *(file_parts.speculators(word, kind.replace(" ", "")), "mask_token_id"),
             *(file_parts.types, BLOCK_IDS, "block_size", "alignment", "layer.is_window_causal"),
-            file_parts.corrected(is_always=is_dspark),
-            *((file_parts.confidence,) if is_dspark else ()),
+            *(parts or (file_parts.corrected(),)),
             file_parts.end_of_speculators(word, counts_features=False),
         ),
         copies=("embed_tokens",),
@@ -576,13 +547,18 @@ SPECULATORS_DSPARK = _speculators(
     "dspark",
     "DSpark",
     limits.corrections(NONE, MarkovConfig),
-    alignment=replace(_NEXT, absent=_DEFAULT_OF_DSPARK),
+    parts=(file_parts.corrected(is_always=True), file_parts.confidence),
+    alignment=replace(
+        _NEXT,
+        absent="no sample_from_anchor: true, speculators' default for dspark (vLLM's is false)",
+    ),
     correction=partial(correction.correction, own=correction.MARKOV, is_usual=True),
 )
 SPECULATORS_DFLASH2 = _speculators(
     "dflash2",
     "DFlash 2",
     limits.corrections(SelectorConfig),
+    sees_block=True,
     correction=partial(correction.correction, own=correction.SELECTOR),
 )
 SPECULATORS_XPRESS = _speculators(

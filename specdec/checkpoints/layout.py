@@ -157,6 +157,7 @@ class Layout:
         copies: tables of the target that a file holds for a head without its own.
         limits: (config) -> pairs (condition, what): what engines run otherwise. What would not read
             back equal is refused by itself.
+        notes: (config, N of the target) -> what only some of the layout's readers misread.
     """
 
     producer: str
@@ -172,6 +173,7 @@ class Layout:
     file: tuple[str | tuple[str, Any] | Callable[[Written], dict[str, Any]], ...] = ()
     copies: tuple[str, ...] = ()
     limits: tuple[Callable[[Any], Iterator[tuple[bool, str]]], ...] = ()
+    notes: Callable[[Any, int | None], Iterable[str]] = lambda config, num_layers: ()
 
     def keys(self, what: Written) -> dict[str, Any]:
         """What config.json has, in the layout's order."""

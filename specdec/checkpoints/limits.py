@@ -1,6 +1,7 @@
 """What a layout could say and an engine would run otherwise: (config) -> pairs (condition, what).
 
 What a layout has no word for is not listed: it does not read back equal, and is refused by itself.
+At the end: what only some readers of a layout misread.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from specdec.checkpoints.file_parts import SCALINGS
 from specdec.drafters.eagle import EagleConfig
 from specdec.drafters.mask_token.correction import MarkovConfig
 from specdec.drafters.mask_token.head import MaskTokenConfig
@@ -59,3 +61,18 @@ def block_of_speculators(config: MaskTokenConfig) -> Pairs:
     # vLLM then makes every layer causal (transformers_utils/configs/speculators/algos.py).
     is_mixed = len(set(config.layer.windows)) == 2 and config.layer.is_window_causal
     yield is_mixed, "causal windows beside layers that see the whole block"
+
+
+def notes_of_safeailab(config: EagleConfig, target_layers: int | None) -> Iterator[str]:
+    """What SafeAILab's own code does not read of its layout, while vLLM and SGLang do."""
+    layer, rope = config.layer, config.layer.rope
+    kind, base = rope["rope_type"], rope["rope_theta"]
+    if kind not in ("default", *SCALINGS):
+        yield f"SafeAILab's own code cannot load rope_scaling of type {kind!r}"
+    if kind in SCALINGS and base != 10000:
+        yield f"SafeAILab's own code takes a rope base of 10000 with scaling, not {base:g}"
+    if layer.head_dim * layer.num_heads != layer.hidden_size:
+        yield f"SafeAILab's older code takes hidden_size / heads for head_dim, not {layer.head_dim}"
+    n, layers = target_layers, list(config.feature_layers)
+    if config.fusion == "attention" and n is not None and layers != [2, n // 2, n - 3]:
+        yield f"SafeAILab's own code always reads boundaries {[2, n // 2, n - 3]}, not {layers}"

@@ -218,40 +218,57 @@ _PRE = "the target's state before its final norm"
 _NUMBERED = "layers.{N+depth}."
 _OF_MODEL = Prefixed("model.", also=("language_model.",))
 
-QWEN = Layout(
-    producer="Qwen",
-    kind="MTP",
-    config=MTPConfig,
-    mark=_tensor(r"mtp\.fc\.weight"),
-    fields=_FIELDS,
-    tensors=(
-        Named(
-            {
-                "mtp.fc.": "layers.0.eh_proj.",
-                "mtp.pre_fc_norm_embedding.": "layers.0.enorm.",
-                "mtp.pre_fc_norm_hidden.": "layers.0.hnorm.",
-                "mtp.norm.": "layers.0.norm.",
-                "mtp.embed_tokens.": "embed_tokens.",
-                "mtp.lm_head.": "lm_head.",
-                "mtp.layers.{depth}.": f"layers.{{depth}}.{_BLOCK}",
-                "mtp.": f"layers.0.{_BLOCK}",
-            },
-            is_all=True,
-        ),
-        *_EXPERTS,
-    ),
+
+def _modules(
+    producer: str, pattern: str, names: Mapping[str, str], *rules: Rule, **others: Any
+) -> Layout:
+    """A layout of modules.
+
+    Args:
+        producer: of the target.
+        pattern: as for `_tensor`.
+        names: how names begin, in files and in the head.
+        rules: further ones; a prefix of all names comes first.
+        others: of the record; `fields` are added to the usual ones.
+    """
+    fields = _FIELDS | others.pop("fields", {})
+    tensors = (*rules, Named(names, is_all=True), *_EXPERTS)
+    others = {"tensors": tensors, "refuse": (_of_modules,)} | others
+    return Layout(producer, "MTP", MTPConfig, _tensor(pattern), fields, **others)
+
+
+QWEN = _modules(
+    "Qwen",
+    r"mtp\.fc\.weight",
+    {
+        "mtp.fc.": "layers.0.eh_proj.",
+        "mtp.pre_fc_norm_embedding.": "layers.0.enorm.",
+        "mtp.pre_fc_norm_hidden.": "layers.0.hnorm.",
+        "mtp.norm.": "layers.0.norm.",
+        "mtp.embed_tokens.": "embed_tokens.",
+        "mtp.lm_head.": "lm_head.",
+        "mtp.layers.{depth}.": f"layers.{{depth}}.{_BLOCK}",
+        "mtp.": f"layers.0.{_BLOCK}",
+    },
     refuse=(_of_modules, _of_several),
     name="Qwen",
     file=(("mtp_num_hidden_layers", 1),),
     limits=(_one_depth,),
 )
-MIMO = Layout(
-    producer="MiMo",
-    kind="MTP",
-    config=MTPConfig,
-    mark=_tensor(r"model\.mtp_layers\.0\.input_proj\.weight"),
-    fields=_FIELDS
-    | {
+MIMO = _modules(
+    "MiMo",
+    r"model\.mtp_layers\.0\.input_proj\.weight",
+    _depth(
+        "model.mtp_layers.{depth}.",
+        {
+            "token_layernorm.": "enorm.",
+            "hidden_layernorm.": "hnorm.",
+            "input_proj.": "eh_proj.",
+            "final_layernorm.": "norm.",
+        },
+        "block.",
+    ),
+    fields={
         "layer": _layer_of_qwen2,
         "centred_norms": False,
         "hidden_first": True,
@@ -261,63 +278,41 @@ MIMO = Layout(
         ),
         "zero_first_embedding": True,
     },
-    tensors=(
-        Named(
-            _depth(
-                "model.mtp_layers.{depth}.",
-                {
-                    "token_layernorm.": "enorm.",
-                    "hidden_layernorm.": "hnorm.",
-                    "input_proj.": "eh_proj.",
-                    "final_layernorm.": "norm.",
-                },
-                "block.",
-            ),
-            is_all=True,
-        ),
-    ),
-    refuse=(_of_modules,),
     name="MiMo",
     file=(("architectures", ["MiMoForCausalLM"]),),
 )
-MIMO_V2 = Layout(
-    producer="MiMo-V2",
-    kind="MTP",
-    config=MTPConfig,
-    mark=_tensor(r"model\.mtp\.layers\.0\.pre_mlp_layernorm\.weight"),
-    fields=_FIELDS
-    | _of_hf(hf_layers.dense_layer(layer_types="sliding_attention", mlp_layer_types="dense"))
-    | {
+MIMO_V2 = _modules(
+    "MiMo-V2",
+    r"model\.mtp\.layers\.0\.pre_mlp_layernorm\.weight",
+    _depth(
+        "model.mtp.layers.{depth}.",
+        {
+            "final_layernorm.": "norm.",
+            "pre_mlp_layernorm.": f"{_BLOCK}post_attention_layernorm.",
+            "self_attn.attention_sink_bias": f"{_BLOCK}self_attn.sinks",
+        },
+    ),
+    fields={
+        **_of_hf(hf_layers.dense_layer(layer_types="sliding_attention", mlp_layer_types="dense")),
         "semantics": "target",
         "target_state": _noted(
             _before_norm,
             f"every depth reads {_PRE}, as in SGLang; vLLM runs one depth on the normalised state",
         ),
     },
-    tensors=(
-        Named(
-            _depth(
-                "model.mtp.layers.{depth}.",
-                {
-                    "final_layernorm.": "norm.",
-                    "pre_mlp_layernorm.": f"{_BLOCK}post_attention_layernorm.",
-                    "self_attn.attention_sink_bias": f"{_BLOCK}self_attn.sinks",
-                },
-            ),
-            is_all=True,
-        ),
-        *_EXPERTS,
-    ),
-    refuse=(_of_modules,),
 )
-ERNIE = Layout(
-    producer="Ernie",
-    kind="MTP",
-    config=MTPConfig,
-    mark=_tensor(r"model\.mtp_linear_proj\.0\.weight"),
-    fields=_FIELDS
-    | _of_hf(hf_layers.dense_layer(moe_layer_start_index=1))
-    | {
+ERNIE = _modules(
+    "Ernie",
+    r"model\.mtp_linear_proj\.0\.weight",
+    {
+        "model.mtp_emb_norm.0.": "layers.0.enorm.",
+        "model.mtp_hidden_norm.0.": "layers.0.hnorm.",
+        "model.mtp_linear_proj.0.": "layers.0.eh_proj.",
+        "model.mtp_block.0.": f"layers.0.{_BLOCK}",
+        "model.mtp_": f"layers.0.{_BLOCK}mtp_",
+    },
+    fields={
+        **_of_hf(hf_layers.dense_layer(moe_layer_start_index=1)),
         "output_norm": _noted(
             False,
             "the block rotates pairs of channels as its target does; vLLM runs it as a Llama layer",
@@ -325,79 +320,44 @@ ERNIE = Layout(
         "feedback_norm": False,
         "zero_first_embedding": True,
     },
-    tensors=(
-        Named(
-            {
-                "model.mtp_emb_norm.0.": "layers.0.enorm.",
-                "model.mtp_hidden_norm.0.": "layers.0.hnorm.",
-                "model.mtp_linear_proj.0.": "layers.0.eh_proj.",
-                "model.mtp_block.0.": f"layers.0.{_BLOCK}",
-                "model.mtp_": f"layers.0.{_BLOCK}mtp_",
-            },
-            is_all=True,
-        ),
-        *_EXPERTS,
-    ),
-    refuse=(_of_modules,),
 )
-STEP = Layout(
-    producer="Step",
-    kind="MTP",
-    config=MTPConfig,
-    mark=_tensor(r"(model\.)?(language_model\.)?layers\.N\.transformer\..*"),
-    fields=_FIELDS
-    | _of_hf(hf_layers.prediction_layer)
-    | {"target_state": _before_norm, "feedback_norm": False},
-    tensors=(
-        _OF_MODEL,
-        Named(
-            _depth(
-                _NUMBERED,
-                {
-                    "transformer.shared_head.norm.": "norm.",
-                    "transformer.shared_head.output.": "lm_head.",
-                    "transformer.embed_tokens.": "embed_tokens.",
-                    "transformer.": _BLOCK,
-                    "embed_tokens.": "embed_tokens.",
-                },
-            ),
-            is_all=True,
-        ),
-        Shared("embed_tokens."),
-        Shared("lm_head.", unless_several=True),
-        *_EXPERTS,
+STEP = _modules(
+    "Step",
+    r"(model\.)?(language_model\.)?layers\.N\.transformer\..*",
+    _depth(
+        _NUMBERED,
+        {
+            "transformer.shared_head.norm.": "norm.",
+            "transformer.shared_head.output.": "lm_head.",
+            "transformer.embed_tokens.": "embed_tokens.",
+            "transformer.": _BLOCK,
+            "embed_tokens.": "embed_tokens.",
+        },
     ),
-    refuse=(_of_modules,),
+    *(_OF_MODEL, Shared("embed_tokens."), Shared("lm_head.", unless_several=True)),
+    fields={
+        **_of_hf(hf_layers.prediction_layer),
+        "target_state": _before_norm,
+        "feedback_norm": False,
+    },
 )
-DEEPSEEK = Layout(
-    producer="DeepSeek",
-    kind="MTP",
-    config=MTPConfig,
-    mark=_tensor(r"(model\.)?(language_model\.)?layers\.N\.eh_proj\.weight"),
-    fields=_FIELDS
-    | {
+DEEPSEEK = _modules(
+    "DeepSeek",
+    r"(model\.)?(language_model\.)?layers\.N\.eh_proj\.weight",
+    _depth(
+        _NUMBERED,
+        {
+            "shared_head.norm.": "norm.",
+            "shared_head.head.": "lm_head.",
+            "embed_tokens.": "embed_tokens.",
+        },
+    ),
+    *(_OF_MODEL, Shared("embed_tokens."), Shared("lm_head.")),
+    fields={
         "zero_first_embedding": _noted(
             False, "the embedding at position 0 is read as it is; vLLM zeroes it"
         )
     },
-    tensors=(
-        _OF_MODEL,
-        Named(
-            _depth(
-                _NUMBERED,
-                {
-                    "shared_head.norm.": "norm.",
-                    "shared_head.head.": "lm_head.",
-                    "embed_tokens.": "embed_tokens.",
-                },
-            ),
-            is_all=True,
-        ),
-        Shared("embed_tokens."),
-        Shared("lm_head."),
-        *_EXPERTS,
-    ),
-    refuse=(_of_modules,),
     name="DeepSeek",
     copies=("embed_tokens", "lm_head"),
 )

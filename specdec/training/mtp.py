@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer
+from specdec.checkpoints.layout import Layout
 from specdec.checkpoints.mtp import config_for, layout_of
 from specdec.drafters.head.layers import attend_causally
 from specdec.drafters.head.window import Pass
@@ -30,7 +31,7 @@ def mtp_config(
     *,
     semantics: Semantics = "chain",
     mlp_width: int | None = None,
-    layout: str | None = None,
+    layout: str | Layout | None = None,
 ) -> MTPConfig:
     """The usual head for a target: depths of its width and its attention heads, DeepSeek's wiring,
     the target's embeddings and vocabulary head.
@@ -41,7 +42,8 @@ def mtp_config(
         semantics: as in `MTPConfig`.
         mlp_width: of the depths' MLPs; `None` is the target's own.
         layout: `"DeepSeek"`, `"Qwen"` or `"MiMo"`: decoder layers and wiring that engines take
-            from the name of the producer, for `save_pretrained(folder, layout, target)`.
+            from the name of the producer, for `save_pretrained(folder, layout, target)`; or a
+            record of your own.
 
     Raises:
         ValueError: `semantics` or `mlp_width` beside a layout, which says both; a target that the
@@ -63,9 +65,10 @@ def mtp_config(
             num_layers=num_depths,
             semantics=semantics,
         )
+    record = layout_of(layout)
     if semantics != "chain" or mlp_width is not None:
-        raise ValueError(f"semantics and mlp_width are {layout}'s own; leave them out")
-    return config_for(target, layout_of(layout), num_depths)
+        raise ValueError(f"semantics and mlp_width are {record.name}'s own; leave them out")
+    return config_for(target, record, num_depths)
 
 
 def new_head(

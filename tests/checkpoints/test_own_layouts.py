@@ -4,6 +4,7 @@ the package. One stores fused products, one has a vocabulary map under names of 
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,18 +12,22 @@ from checkpoint_files import HEAD_DIM, HEADS, KV_HEADS, TARGET
 from checkpoint_layouts import safeailab_eagle3
 from eagle_heads import head_for
 from mask_heads import head_for as mask_head_for
+from mtp_checkpoints import random_model
 from refusals import refused
 from safetensors.torch import load_file
 
-from specdec import EagleDrafter, MaskTokenDrafter
+from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter
 from specdec.checkpoints import Key, Layout, file_parts, load, survey_checkpoint
 from specdec.checkpoints.eagle import EAGLE
 from specdec.checkpoints.families import RECOGNISED
 from specdec.checkpoints.head_layouts import DFLASH, VLLM
 from specdec.checkpoints.mask_token import MASK_TOKEN
+from specdec.checkpoints.mtp_layouts import DEEPSEEK
 from specdec.checkpoints.tensor_rules import Joined, Named, Shaped, Stacked, attention_rows
 from specdec.cli import main
+from specdec.drafters import EagleConfig
 from specdec.loading import load_drafter
+from specdec.training.mtp import new_head
 
 QKV = ("q_proj.", "k_proj.", "v_proj.")
 FUSED = Layout(
@@ -157,6 +162,57 @@ def test_a_record_is_found_wherever_heads_are_read(name, tmp_path, monkeypatch, 
         load(folder, TARGET, 3)
 
 
+DEEP = Layout(
+    producer="Deep",
+    kind="MTP",
+    config=DEEPSEEK.config,
+    mark=lambda clues: clues.tensor(r"draft\.0\.join\.weight"),
+    fields=DEEPSEEK.fields | {"hidden_first": True, "zero_first_embedding": True},
+    tensors=(
+        Named(
+            {
+                "draft.{depth}.join.": "layers.{depth}.eh_proj.",
+                "draft.{depth}.norms.0.": "layers.{depth}.enorm.",
+                "draft.{depth}.norms.1.": "layers.{depth}.hnorm.",
+                "draft.{depth}.norms.2.": "layers.{depth}.norm.",
+                "draft.{depth}.": "layers.{depth}.block.layer.",
+            },
+            is_all=True,
+        ),
+        Joined("qkv_proj.", QKV, rows=attention_rows),
+        Joined("gate_up_proj.", ("gate_proj.", "up_proj.")),
+    ),
+    refuse=DEEPSEEK.refuse,
+    name="Deep",
+)
+
+
+def test_prediction_modules_have_records_too(tmp_path):
+    target = random_model("Llama")
+    head = new_head(target, 2, layout=DEEP)
+    generator = torch.Generator().manual_seed(1)
+    for tensor in head.parameters():
+        tensor.data.copy_(0.3 * torch.randn(tensor.shape, generator=generator))
+    drafter = MTPDrafter(head, target, 2)
+    drafter.save_pretrained(tmp_path, DEEP, target)
+    held = load_file(tmp_path / "model.safetensors")
+    parts = [head.state_dict()[f"layers.1.block.layer.self_attn.{n}weight"] for n in QKV]
+    assert held["draft.1.self_attn.qkv_proj.weight"].equal(torch.cat(parts))
+    for found in (
+        MTPDrafter.from_pretrained(tmp_path, target, 2, layouts=(DEEP,)),
+        load_drafter(f"mtp:{tmp_path}", target, 2, layouts=(DEEP,)),
+    ):
+        assert found.config.hidden_first
+        assert found.config.num_layers == 2
+        assert found.head.state_dict().keys() == head.state_dict().keys()
+        assert all(x.equal(found.head.state_dict()[n]) for n, x in head.state_dict().items())
+    with pytest.raises(ValueError, match="look like a head of none"):
+        MTPDrafter.from_pretrained(tmp_path, target, 2)
+    chained = new_head(target, 2, layout="DeepSeek")
+    with refused("modules in Deep's layout cannot have hidden_first=False, zero_first_emb"):
+        MTPDrafter(chained, target, 2).save_pretrained(tmp_path / "other", DEEP, target)
+
+
 def test_own_records_come_first_and_leave_other_files_alone(tmp_path):
     folder = safeailab_eagle3().write(tmp_path)
     greedy = Layout("Mine", "EAGLE-3", VLLM.config, lambda clues: "asked for", VLLM.fields)
@@ -189,6 +245,24 @@ def test_a_whole_of_other_parts_is_refused(tmp_path):
     path.write_text(json.dumps(keys))
     with refused("qkv_proj.weight [64, 64] joins q_proj., k_proj., v_proj. of [32, 32, 32] rows"):
         load(tmp_path, TARGET, layouts=(FUSED,))
+
+
+def test_a_record_that_loses_a_tensor_writes_nothing(tmp_path):
+    two = {"x.": "layers.0.hidden_norm.", "y.": "norm."}, {"x.": "layers.0.input_layernorm."}
+    wrong = replace(FUSED, tensors=(*FUSED.tensors, *map(Named, two)))
+    with refused("fused layout cannot express tensors layers.0."):
+        fused_drafter().save_pretrained(tmp_path / "head", wrong)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_head_of_another_class_needs_a_record(tmp_path):
+    class OtherConfig(EagleConfig):
+        pass
+
+    drafter = fused_drafter()
+    drafter.head.config = OtherConfig(**vars(drafter.config))
+    with refused("no layout of OtherConfig heads is known; pass a specdec.checkpoints.Layout"):
+        drafter.save_pretrained(tmp_path / "head")
 
 
 def test_fields_that_read_each_other_are_refused_by_name(tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,7 +93,7 @@ class MTPDrafter(HeadDrafter):
     def save_pretrained(
         self,
         folder: str | Path,
-        layout: str | None = None,
+        layout: Any = None,
         target: PreTrainedModel | None = None,
     ) -> None:
         """Writes the head in the library's own layout, or the target with the head in one that
