@@ -130,6 +130,13 @@ def write_files(page: str, folder: Path) -> None:
         (made, *_) = blocks(page, "text")
         own = snippets[0].split("print(")[0] + made * made.startswith("def ")
         (folder / "mine.py").write_text(own.replace("lenience: float = 1.5", "lenience: float = 1"))
+    if page == "docs/own-drafter.md":
+        (whole,) = (block for block in snippets if "ACME = Layout(" in block)
+        record, names = whole.split("target = ")[0], {}
+        (folder / "acme.py").write_text(record)
+        exec(record, names)
+        drafter = zoo.load_drafter("eagle3", zoo.load_target())
+        drafter.save_pretrained(folder / "HEAD", names["ACME"])
 
 
 @pytest.mark.slow
