@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from typing import Any
@@ -71,33 +72,43 @@ def fill_speculators(fields: ConfigFields) -> ConfigFields:
     return ConfigFields(top | own, fields.origin)
 
 
-def read_layer(fields: ConfigFields, **flags: bool) -> LayerConfig:
-    """The decoder layers of a head with a Llama's or Qwen3's keys, and flags that producers express
-    each in its own way (`attention_bias`, `attention_output_bias`, `has_qk_norm`).
+def read_layer(fields: ConfigFields, **said: Any) -> LayerConfig:
+    """The decoder layers of a head with a Llama's or Qwen3's keys.
+
+    Args:
+        fields: of the configuration.
+        said: fields of `LayerConfig` that producers express each in its own way
+            (`attention_bias`, `has_qk_norm`, ...), and sizes that stand under other keys.
     """
-    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    kv_heads = fields.integer("num_key_value_heads", heads)
-    if heads % kv_heads or (fields.get("head_dim") is None and hidden % heads):
+
+    def of(name: str, read: Callable[[], Any]) -> Any:
+        return said[name] if name in said else read()
+
+    hidden = of("hidden_size", lambda: fields.integer("hidden_size"))
+    heads = of("num_heads", lambda: fields.integer("num_attention_heads"))
+    kv_heads = of("num_kv_heads", lambda: fields.integer("num_key_value_heads", heads))
+    has_width = "head_dim" in said or fields.get("head_dim") is not None
+    if heads % kv_heads or (not has_width and hidden % heads):
         raise ValueError(
             f"{fields.origin}: {heads} query heads, {kv_heads} key/value heads and a width of "
             f"{hidden} do not divide evenly"
         )
-    activation = fields.text("hidden_act", "silu")
+    activation = of("hidden_act", lambda: fields.text("hidden_act", "silu"))
     if activation not in ACT2FN:
         raise ValueError(f"{fields.origin}: hidden_act {activation!r} is not one of HF's")
-    layer = LayerConfig(
-        hidden_size=hidden,
-        intermediate_size=fields.integer("intermediate_size"),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=fields.integer("head_dim", hidden // heads, high=2**13),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        hidden_act=activation,
-        rope=_read_rope(fields),
-        max_position_embeddings=fields.integer("max_position_embeddings", 2048),
-        **flags,
-    )
-    return _check_rope(layer)
+    read = {
+        "hidden_size": lambda: hidden,
+        "intermediate_size": lambda: fields.integer("intermediate_size"),
+        "num_heads": lambda: heads,
+        "num_kv_heads": lambda: kv_heads,
+        "head_dim": lambda: fields.integer("head_dim", hidden // heads, high=2**13),
+        "rms_norm_eps": lambda: fields.number("rms_norm_eps", 1e-6),
+        "hidden_act": lambda: activation,
+        "rope": lambda: _read_rope(fields),
+        "max_position_embeddings": lambda: fields.integer("max_position_embeddings", 2048),
+    }
+    sizes = {name: of(name, value) for name, value in read.items()}
+    return _check_rope(LayerConfig(**sizes | said))
 
 
 def layer_keys(layer: LayerConfig, num_layers: int, vocab_size: int) -> dict[str, Any]:

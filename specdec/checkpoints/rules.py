@@ -4,8 +4,6 @@ from the target, or from what a producer takes for granted. Each is a function o
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from specdec.checkpoints.files import StoredTensor
@@ -24,7 +22,7 @@ def layer(reading: Reading) -> LayerConfig:
     names = [name for name in reading.layout.fields if name.startswith(own)]
     flags = {name.removeprefix(own): reading[name] for name in names}
     is_causal = flags.get("is_window_causal", True) or not flags.get("windows")
-    found = replace(read_layer(reading.fields), **flags | {"is_window_causal": is_causal})
+    found = read_layer(reading.fields, **flags | {"is_window_causal": is_causal})
     if "rope_theta" in options:
         found = with_theta(found, options["rope_theta"])
     return with_layer(found, options["layer"]) if "layer" in options else found

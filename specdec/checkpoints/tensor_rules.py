@@ -11,7 +11,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -219,8 +218,9 @@ class Joined(Rule):
 
 
 def _slice(stored: StoredTensor, start: int, count: int) -> StoredTensor:
+    """A copy, since a view would keep the whole in memory."""
     shape = (count, *stored.shape[1:])
-    return replace(stored, shape=shape, read=lambda: stored.read()[start : start + count])
+    return replace(stored, shape=shape, read=lambda: stored.read()[start : start + count].clone())
 
 
 @dataclass(frozen=True)
@@ -363,9 +363,14 @@ def is_named(name: str, rules: Iterable[Rule], reading: Reading) -> bool:
 
 
 def attention_rows(reading: Reading) -> tuple[int, int, int]:
-    """Rows of queries, keys and values, by HF's keys of their heads."""
-    fields: Any = reading.fields
-    heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
-    width = fields.integer("head_dim", max(hidden // heads, 1))
-    pairs = fields.integer("num_key_value_heads", heads)
+    """Rows of queries, keys and values, by the record's keys of their sizes, or HF's."""
+
+    def size(name: str, key: str, usual: int | None = None) -> int:
+        if f"layer.{name}" in reading.layout.fields:
+            return reading[f"layer.{name}"]
+        return reading.fields.integer(key, usual)
+
+    heads = size("num_heads", "num_attention_heads")
+    width = size("head_dim", "head_dim", max(size("hidden_size", "hidden_size") // heads, 1))
+    pairs = size("num_kv_heads", "num_key_value_heads", heads)
     return heads * width, pairs * width, pairs * width

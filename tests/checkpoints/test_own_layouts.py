@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from checkpoint_files import HEAD_DIM, HEADS, KV_HEADS, TARGET
+from checkpoint_files import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, TARGET
 from checkpoint_layouts import safeailab_eagle3
 from eagle_heads import head_for
 from mask_heads import head_for as mask_head_for
@@ -117,7 +117,10 @@ def test_fused_products_are_stored_as_one_and_read_as_several(flags, tmp_path):
     assert ("blocks.0.self_attn.qkv_proj.bias" in held) == ("attention_bias" in flags)
     keys = json.loads((tmp_path / "config.json").read_text())
     assert keys["fused"] == {"version": 1, "layers": [1, 3, 6]}
-    assert_same(EagleDrafter.from_pretrained(tmp_path, TARGET, 3, layouts=(FUSED,)), drafter)
+    found = EagleDrafter.from_pretrained(tmp_path, TARGET, 3, layouts=(FUSED,))
+    assert_same(found, drafter)
+    for tensor in found.head.state_dict().values():  # no part keeps the whole in memory
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
 def test_a_vocabulary_map_may_have_other_names(tmp_path):
@@ -211,6 +214,22 @@ def test_prediction_modules_have_records_too(tmp_path):
     chained = new_head(target, 2, layout="DeepSeek")
     with refused("modules in Deep's layout cannot have hidden_first=False, zero_first_emb"):
         MTPDrafter(chained, target, 2).save_pretrained(tmp_path / "other", DEEP, target)
+
+
+def test_sizes_may_stand_under_other_keys(tmp_path):
+    keys = {"hidden_size": "d_model", "num_heads": "n_heads", "num_kv_heads": "n_kv_heads"}
+    keys |= {"head_dim": "d_head", "intermediate_size": "d_ff"}
+    named = {f"layer.{name}": Key(key, int) for name, key in keys.items()}
+    sizes = (*named, "num_layers", "vocab_size", "draft_vocab_size")
+    file = (("fused.version", 1), *sizes, *FUSED.file[3:])
+    layers = {"num_layers": Key("depth", int), "target_hidden_size": Key("d_target", int)}
+    layout = replace(FUSED, fields=FUSED.fields | named | layers, file=file)
+    drafter = fused_drafter()
+    drafter.save_pretrained(tmp_path, layout)
+    held = json.loads((tmp_path / "config.json").read_text())
+    assert (held["d_model"], held["n_heads"], held["n_kv_heads"]) == (HIDDEN, HEADS, KV_HEADS)
+    assert not {"hidden_size", "num_attention_heads", "head_dim"} & held.keys()
+    assert_same(EagleDrafter.from_pretrained(tmp_path, TARGET, 3, layouts=(layout,)), drafter)
 
 
 def test_own_records_come_first_and_leave_other_files_alone(tmp_path):
