@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from specdec.checkpoints.eagle_layouts import EAGLES
 from specdec.checkpoints.family import Family, Source, recognise
 from specdec.checkpoints.feature_heads import canonical, translate
 from specdec.checkpoints.files import CheckpointFolder
-from specdec.checkpoints.head_layouts import EAGLES
 from specdec.checkpoints.layer_ids import CONVENTIONS
 from specdec.checkpoints.marks import Clues
 from specdec.checkpoints.refusals import other_designs

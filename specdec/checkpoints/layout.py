@@ -2,9 +2,9 @@
 `Reading`: one checkpoint while it is read.
 
 The same record recognises, reads and writes files. A family's records stand in the order in which
-they are tried, in one tuple: `specdec.checkpoints.head_layouts` (EAGLE and mask-token heads),
-`specdec.checkpoints.mtp_layouts` (prediction modules), `specdec.checkpoints.correction` (parts of a
-block head). A record of one's own is `layouts=` of whatever reads files.
+they are tried, in one tuple: `EAGLES` of `eagle_layouts.py`, `MASKS` of `mask_layouts.py`,
+`LAYOUTS` of `mtp_layouts.py`, `CORRECTIONS` of `correction.py` (parts of a block head). A record of
+one's own is `layouts=` of whatever reads files.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from typing import get_args
 from specdec.checkpoints.family import Family, Source, recognise
 from specdec.checkpoints.feature_heads import canonical, translate
 from specdec.checkpoints.files import CheckpointFolder
-from specdec.checkpoints.head_layouts import MASKS, MASKS_OF_SPECULATORS
 from specdec.checkpoints.layer_ids import CONVENTIONS
+from specdec.checkpoints.mask_layouts import MASKS, MASKS_OF_SPECULATORS
 from specdec.drafters.mask_token.drafter import MaskTokenDrafter
 from specdec.drafters.mask_token.head import Alignment, MaskTokenConfig, MaskTokenHead
 

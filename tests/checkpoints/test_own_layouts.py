@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter
 from specdec.checkpoints import Key, Layout, file_parts, load, survey_checkpoint
 from specdec.checkpoints.eagle import EAGLE
+from specdec.checkpoints.eagle_layouts import VLLM
 from specdec.checkpoints.families import RECOGNISED
-from specdec.checkpoints.head_layouts import DFLASH, VLLM
+from specdec.checkpoints.mask_layouts import DFLASH
 from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.checkpoints.mtp_layouts import DEEPSEEK
 from specdec.checkpoints.tensor_rules import Joined, Named, Shaped, Stacked, attention_rows
