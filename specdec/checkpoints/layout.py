@@ -102,7 +102,8 @@ class Key:
         if self.read is not None:
             return self.read(reading)
         place = reading.either if self.is_in_either else reading.fields
-        note = self.absent if place.get(self.name) is None else self.present
+        section, name = place.at(self.name)
+        note = self.absent if section.get(name) is None else self.present
         if note:
             reading.notes.append(note)
         values = (self._value_in(place, name) for name in (self.name, *self.also))
@@ -241,8 +242,10 @@ class Reading:
                     f"the layout of {self.layout.producer} reads in a circle: {circle}"
                 )
             self._open.append(name)
-            value = self._value_of(self.layout.fields[name])
-            self._open.pop()
+            try:
+                value = self._value_of(self.layout.fields[name])
+            finally:
+                self._open.pop()
             is_asked = name in self.options and name not in ("feature_layers", "layer")
             self._values[name] = self.options[name] if is_asked else value
         return self._values[name]

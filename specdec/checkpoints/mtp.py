@@ -269,8 +269,8 @@ def _is_earlier(folder: Path, layout: Layout) -> bool:
     if not (folder / "config.json").exists():
         return False
     found = CheckpointFolder(folder)
-    source = detect(found) if found.fields.raw.get("producer") == "specdec" else None
-    return source is not None and source.producer == layout.producer
+    is_ours = found.fields.raw.get("producer") == "specdec"
+    return is_ours and recognise(found, (layout,)) is not None
 
 
 def _copied(name: str, tensor: Tensor, target: PreTrainedModel) -> Tensor:

@@ -2,8 +2,10 @@
 cannot say is refused before anything is written.
 """
 
+import ast
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_heads import config_for, random_head
 
+import specdec.checkpoints
+from specdec.checkpoints.correction import CORRECTIONS as PARTS
 from specdec.checkpoints.export import save_head
-from specdec.checkpoints.head_layouts import WRITTEN
+from specdec.checkpoints.head_layouts import LAYOUTS, WRITTEN
+from specdec.checkpoints.mtp_layouts import LAYOUTS as MODULES
+from specdec.checkpoints.mtp_layouts import WRITTEN as WRITTEN_MODULES
 from specdec.drafters.mask_token.correction import (
     DominoConfig,
     MarkovConfig,
@@ -202,3 +208,27 @@ def test_a_record_that_promises_too_much_writes_nothing(tmp_path):
     right = replace(layout, file=(*layout.file, "logit_scale"))
     assert refusal(made(config), tmp_path / "head", right) == ""
     assert read(tmp_path / "head").config == config
+
+
+FOLDER = Path(specdec.checkpoints.__file__).parent
+
+
+def compared(file):
+    """Words that a file compares something with."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Compare):
+            yield from (x.value for x in ast.walk(node) if isinstance(x, ast.Constant))
+
+
+def test_no_code_outside_of_a_record_asks_for_a_producer():
+    records = (*LAYOUTS, *MODULES, *PARTS)
+    words = {word for x in records for word in (x.producer, x.kind, x.name) if word}
+    for file in FOLDER.glob("*.py"):
+        if not file.stem.endswith("layouts"):
+            assert not words & {word for word in compared(file) if isinstance(word, str)}, file
+
+
+def test_layouts_that_are_written_have_a_name_and_others_have_none():
+    for records, written in ((LAYOUTS, WRITTEN), (MODULES, WRITTEN_MODULES)):
+        assert {x for x in records if x.name} == set(written)
+        assert all(bool(x.name) or not x.file for x in records)
