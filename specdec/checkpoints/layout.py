@@ -139,7 +139,8 @@ class Layout:
     Args:
         producer, kind: who writes them, and the design by its name in papers.
         config: class of the configuration; it decides which family's heads they are.
-        mark: (clues) -> what files are recognised by, in words; "" for all other files.
+        mark: (clues) -> what files are recognised by, in words; "" for all other files. Of a part
+            of a head: (names of the head's tensors) -> whether they have it.
         fields: how files say each field of `config`, and of its layers as `layer.name`: a `Key`,
             (reading) -> value where no key alone says it, or the one value that it has. A function
             looks other fields up in the reading by name, in any order.
@@ -196,11 +197,16 @@ class Layout:
             shift = self.ids[entry][0] == "layer_output"
             layers = config.feature_layers
             return {entry: [b if b == "final" else b - shift for b in layers]}
+        if not isinstance(key := self.fields.get(entry), Key):
+            raise ValueError(
+                f"the layout of {self.producer} writes {entry!r}, which must be a Key of its "
+                f"fields, one of its ids, or a pair of key and value; got {shown(key)}"
+            )
         if entry.startswith("layer."):
             value = getattr(config.layer, entry.removeprefix("layer."))
         else:
             value = getattr(config, entry)
-        return self.fields[entry].keys(config, value)
+        return key.keys(config, value)
 
 
 class Reading:

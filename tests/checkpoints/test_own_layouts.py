@@ -276,6 +276,14 @@ def test_a_record_that_loses_a_tensor_writes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("entry", ["fusion", "has_fc", "nothing"])
+def test_what_is_no_key_cannot_be_written(entry, tmp_path):
+    wrong = replace(FUSED, file=(*FUSED.file, entry))
+    with refused(f"the layout of Fused writes '{entry}', which must be a Key of its fields, one"):
+        fused_drafter().save_pretrained(tmp_path / "head", wrong)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_head_of_another_class_needs_a_record(tmp_path):
     class OtherConfig(EagleConfig):
         pass
