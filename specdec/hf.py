@@ -119,10 +119,12 @@ def code_of(model: PreTrainedModel) -> list[object]:
     kinds = sorted((k for k in kinds if k.__module__.split(".")[0] not in _TORCH), key=id)
     homes = {home for kind in kinds if (home := sys.modules.get(kind.__module__))}
     files = *sorted(homes, key=id), torch.nn.functional
-    functions = [f for file in files for f in vars(file).values() if type(f) is FunctionType]
+    # What Dynamo compiles it leaves in these files, as `__compiled_fn_...`, and calls by itself.
+    names = ((name, f) for file in files for name, f in vars(file).items())
+    functions = [f for name, f in names if type(f) is FunctionType and not name.startswith("__")]
     held = [value for kind in kinds for value in vars(kind).values()]
-    homes, names = attention_homes(model), attention_names(model)
-    return held + functions + attention_functions(homes, names) + mask_functions(homes, names)
+    looked_up = attention_homes(model), attention_names(model)
+    return held + functions + attention_functions(*looked_up) + mask_functions(*looked_up)
 
 
 _TORCH = "torch", "builtins"
