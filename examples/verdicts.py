@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from specdec import Sampler, certify
-from specdec.certify import (
+from specdec.certificates import (
     AnswerFrom,
     ForeignBatchSampler,
     ForeignSampler,
@@ -47,7 +47,7 @@ from specdec.certify import (
     SamplerReport,
     huggingface_rule,
 )
-from specdec.certify.sampler.exact import FOREIGN_SIZES
+from specdec.certificates.sampler.exact import FOREIGN_SIZES
 from specdec.types import PAD_TOKEN
 
 FLOAT32 = {"bits": 24, "tolerance": 1e-6}

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specdec.certify import certify
+    from specdec.certificates import certify
     from specdec.drafters.assistant import AssistantDrafter
     from specdec.drafters.base import Drafter, NoDrafter
     from specdec.drafters.eagle import EagleDrafter
@@ -80,6 +80,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "certificates": "certify",
     "drafters.assistant": "AssistantDrafter",
     "drafters.base": "Drafter NoDrafter",
     "drafters.eagle": "EagleDrafter",

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from specdec import CouplingSampler, Draft, SpeculativeGenerator, Tree, certify
-from specdec.certify.sampler.enumeration import find_flips, joint_law
-from specdec.certify.sampler.optimum import most_accepted
-from specdec.certify.sampler.paths import Paths
-from specdec.certify.sampler.problems import WARPS, Problems, random_problems
+from specdec.certificates.sampler.enumeration import find_flips, joint_law
+from specdec.certificates.sampler.optimum import most_accepted
+from specdec.certificates.sampler.paths import Paths
+from specdec.certificates.sampler.problems import WARPS, Problems, random_problems
 from specdec.kernels.verify import paths as kernel
 from specdec.samplers import BlockSampler, GBVSampler, Noise, RejectionSampler, SpecTrSampler, Warp
 

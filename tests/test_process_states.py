@@ -24,7 +24,7 @@ from specdec import (
     certify,
     zoo,
 )
-from specdec.certify import ForeignSampler, huggingface_rule
+from specdec.certificates import ForeignSampler, huggingface_rule
 from specdec.evaluation import compare, evaluate, every_anchor, replay
 from specdec.training import MaskRollouts, TrainingTimeTest, eagle, mask_token
 

@@ -10,8 +10,8 @@ from exact_law import law_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.certify.sampler.paths import Paths
-from specdec.certify.sampler.problems import Problems, random_weights
+from specdec.certificates.sampler.paths import Paths
+from specdec.certificates.sampler.problems import Problems, random_weights
 from specdec.kernels import VerifyUniforms, draw, token_rule
 from specdec.kernels.verify.reference import point_rule
 from specdec.samplers import (

@@ -18,8 +18,8 @@ from specdec import (
     RejectionSampler,
     TypicalSampler,
 )
-from specdec.certify.sampler.enumeration import find_flips
-from specdec.certify.sampler.problems import WARPS, Problems, random_problems
+from specdec.certificates.sampler.enumeration import find_flips
+from specdec.certificates.sampler.problems import WARPS, Problems, random_problems
 from specdec.graphs.tree import map_tensors
 from specdec.kernels import verify_tree
 from specdec.loop.step import check_verdict

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from warpers import by_row, huggingface_law, warps
 
-from specdec.certify.sampler.enumeration import bisect
+from specdec.certificates.sampler.enumeration import bisect
 from specdec.kernels import draw
 from specdec.samplers import Warp
 from specdec.samplers.warp import logprobs_of

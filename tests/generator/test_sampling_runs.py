@@ -93,7 +93,7 @@ class SharedNoise:
 
 class Biased(Sampler):
     """A sampler of which one stream repeats another. (Mistakes in the rule itself are found by
-    enumeration: `certify/test_certify.py`.)
+    enumeration: `certificates/test_certify.py`.)
     """
 
     lossless = False

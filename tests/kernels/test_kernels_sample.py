@@ -25,7 +25,7 @@ from kernel_cases import (
     seeds,
 )
 
-from specdec.certify.sampler.enumeration import bisect
+from specdec.certificates.sampler.enumeration import bisect
 from specdec.graphs import no_host_sync
 from specdec.kernels import WarpParams, draw, warp_probs
 from specdec.kernels.race import triton as triton_race
