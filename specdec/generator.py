@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -54,6 +54,7 @@ from specdec.samplers.base import check_sampler
 from specdec.show.text import draft_size
 from specdec.targets import Target
 from specdec.targets.target import SlotModel
+from specdec.trace import Trace
 
 
 class SpeculativeGenerator:
@@ -165,7 +166,7 @@ class SpeculativeGenerator:
         self.steps_ahead, self.draft_length = steps_ahead, draft_length
         self._lengths = MeasuredLengths()
         self._storages = StoragePool(self.target, graphs=graphs, kept_bytes=kept_bytes)
-        self.last_result: GenerationResult | None = None
+        self.last_result: GenerationResult | Any = None
 
     @torch.inference_mode()
     def warm_up(self, rows: int, tokens: int, **options: Unpack[GenerateOptions]) -> None:
@@ -331,6 +332,30 @@ class SpeculativeGenerator:
         choose = self._chooser(request)
         generation = self._begin(request)
         return self._run(generation, OutputCollector(generation), choose)
+
+    @overload
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        streamer: BaseStreamer | None = None,
+        trace: Literal[True],
+        check: bool = False,
+        **options: Unpack[GenerateOptions],
+    ) -> GenerationResult[Trace]: ...
+
+    @overload
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        streamer: BaseStreamer | None = None,
+        trace: bool = False,
+        check: bool = False,
+        **options: Unpack[GenerateOptions],
+    ) -> GenerationResult: ...
 
     @with_options
     def generate(

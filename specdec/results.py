@@ -21,9 +21,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Generic
 
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from specdec.arguments import check_integer, check_number
 from specdec.show.table import Table, need
@@ -296,8 +297,12 @@ _RATES = (
 _SHOWN_ROWS = 8
 
 
+TraceOrNone = TypeVar("TraceOrNone", default=Any)
+"""A `Trace` where `generate` was told to keep one."""
+
+
 @dataclass(frozen=True, eq=False)
-class GenerationResult:
+class GenerationResult(Generic[TraceOrNone]):
     """The outcome of `SpeculativeGenerator.generate`.
 
     Args:
@@ -331,13 +336,14 @@ class GenerationResult:
     finish_reasons: list[str]
     seeds: list[int] | None
     stats: SpeculationStats
-    trace: Sequence[list[RowStep]] | None = None
+    trace: TraceOrNone = None  # type: ignore[assignment]
     steps: list[list[RowStep]] = field(default_factory=list)
     origins: list[list[str]] = field(default_factory=list)
-    scores: tuple[Tensor, ...] | None = None
-    logits: tuple[Tensor, ...] | None = None
-    logprobs: Tensor | None = None
-    raw_logprobs: Tensor | None = None
+    # `Any`, so that type checkers believe a caller who reads what he has asked for.
+    scores: tuple[Tensor, ...] | Any = None
+    logits: tuple[Tensor, ...] | Any = None
+    logprobs: Tensor | Any = None
+    raw_logprobs: Tensor | Any = None
     tokenizer: Any = None
     prompts: list[list[int]] = field(default_factory=list)
     sampling: Any = None

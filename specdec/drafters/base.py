@@ -76,11 +76,11 @@ class Drafter(nn.Module, ABC):
         """
 
     @abstractmethod
-    def prefill(self, context: Context, state: Any) -> None:
+    def prefill(self, context: Context, state: Any, /) -> None:
         """Reads verified tokens without drafting; called on consecutive chunks of the prompt."""
 
     @abstractmethod
-    def propose(self, context: Context, state: Any, drawing: Drawing) -> Draft:
+    def propose(self, context: Context, state: Any, drawing: Drawing, /) -> Draft:
         """Brings the state up to date with `context` and drafts K tokens after it.
 
         Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -222,7 +223,7 @@ class StepRecord:
     """
 
     index: int
-    rows: list[RowStep | None]
+    rows: list[RowStep | Any]  # `Any`: type checkers need not be told which rows still go on
 
 
 class OutputCollector:

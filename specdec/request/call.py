@@ -18,6 +18,7 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedTokenizerBase,
+    StoppingCriteria,
     StoppingCriteriaList,
 )
 
@@ -112,8 +113,8 @@ class GenerateOptions(TypedDict, total=False):
     seed: int | list[int]
     eos_token_id: int | list[int]
     pad_token_id: int
-    logits_processor: LogitsProcessorList
-    stopping_criteria: StoppingCriteriaList
+    logits_processor: LogitsProcessorList | Sequence[LogitsProcessor]
+    stopping_criteria: StoppingCriteriaList | Sequence[StoppingCriteria]
     stop_strings: str | list[str]
     tokenizer: PreTrainedTokenizerBase
     num_return_sequences: int
