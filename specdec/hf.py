@@ -120,8 +120,8 @@ def code_of(model: PreTrainedModel) -> list[object]:
     homes = {home for kind in kinds if (home := sys.modules.get(kind.__module__))}
     files = *sorted(homes, key=id), torch.nn.functional
     # What Dynamo compiles it leaves in these files, as `__compiled_fn_...`, and calls by itself.
-    names = ((name, f) for file in files for name, f in vars(file).items())
-    functions = [f for name, f in names if type(f) is FunctionType and not name.startswith("__")]
+    named = [pair for file in files for pair in vars(file).items() if not pair[0].startswith("__")]
+    functions = [value for _, value in named if type(value) is FunctionType]
     held = [value for kind in kinds for value in vars(kind).values()]
     looked_up = attention_homes(model), attention_names(model)
     return held + functions + attention_functions(*looked_up) + mask_functions(*looked_up)
