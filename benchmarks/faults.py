@@ -225,10 +225,11 @@ class StaleProbabilities(ModelDrafter):
 class OffByOne(Target):
     """New tokens stand one position further on."""
 
-    def verify(self, cache, start, anchor, draft, *, position_offset=None, **options):
+    def verify(self, cache, start, anchor, draft, *, row_inputs):
         """Prompts stand where they should."""
-        offset = torch.ones_like(start) + (0 if position_offset is None else position_offset)
-        return super().verify(cache, start, anchor, draft, position_offset=offset, **options)
+        offset = torch.ones_like(start) + row_inputs.get("position_offset", 0)
+        own = {**row_inputs, "position_offset": offset}
+        return super().verify(cache, start, anchor, draft, row_inputs=own)
 
 
 class OtherRow(Target):

@@ -70,8 +70,10 @@ def prefill_chunk(parts: Parts, state: StepState, size: int) -> None:
     positions = start + torch.arange(size + 1, device=start.device)
     known = positions.clamp(max=buffer.tokens.shape[1] - 1)
     tokens = buffer.tokens.index_select(1, known)  # [B, size + 1]
-    inputs = state.target_inputs(parts)
-    features = parts.target.prefill(state.cache, tokens[:, :-1], num_read, offset=start, **inputs)
+    inputs = state.window_inputs
+    features = parts.target.prefill(
+        state.cache, tokens[:, :-1], num_read, offset=start, row_inputs=inputs
+    )
     context = Context(
         tokens=tokens,
         features=features,

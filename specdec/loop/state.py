@@ -224,6 +224,7 @@ class StepState:
         drafter_state: the drafter's own.
         features: `[B, D + 1, F]` of the tokens before those of the last step, or `None`.
         row_inputs: `[B, ...]` by name, what the call brought for each row.
+        prompt_end: `[B]` position of the last token of each prompt.
         chunk_start: `[]` position of the first token of the prompt chunk that is read next.
     """
 
@@ -236,6 +237,7 @@ class StepState:
     drafter_state: Any
     features: Tensor | None
     row_inputs: dict[str, Tensor]
+    prompt_end: Tensor
     chunk_start: Tensor = shared()
 
     @classmethod
@@ -268,6 +270,7 @@ class StepState:
             drafter_state=drafter_state,
             features=features,
             row_inputs=map_tensors(partial(torch.zeros_like, device=device), request.row_inputs),
+            prompt_end=torch.zeros(rows, dtype=torch.long, device=device),
             chunk_start=torch.zeros((), dtype=torch.long, device=device),
         )
 
@@ -295,7 +298,10 @@ class StepState:
         )
         self.buffer.remaining[num_real:] = 0
         values = Warp(rows, **request.warp), type(self.noise)(request.seeds or [0] * rows)
-        copy_into((self.warp, self.noise, self.row_inputs), (*values, request.row_inputs))
+        ends = torch.tensor(request.lengths, device="cpu") - 1
+        ends = ends + request.row_inputs.get("position_offset", 0)
+        mine = self.warp, self.noise, self.row_inputs, self.prompt_end
+        copy_into(mine, (*values, request.row_inputs, ends))
         # A masked slot has weight 0, but a NaN that a broken model left there would still be one.
         fill((self.cache, self.drafter_state, self.features), 0)
 
@@ -334,11 +340,10 @@ class StepState:
         """
         if not parts.drafter.reads_target:
             return None
-        inputs = self.target_inputs(parts)
-        room = self.signature.num_behind
-        return TargetText(parts.target, self.cache, lengths, room=room, **inputs)
+        room, inputs = self.signature.num_behind, self.window_inputs
+        return TargetText(parts.target, self.cache, lengths, room=room, row_inputs=inputs)
 
-    def target_inputs(self, parts: Parts) -> dict[str, Tensor]:
-        """Those of the row inputs that the target reads, see `Target.verify`."""
-        names, own = parts.target.row_inputs, self.row_inputs
-        return {name: own[name] for name in names if name in own}
+    @property
+    def window_inputs(self) -> dict[str, Tensor]:
+        """What the target's windows know of the rows, see `Target.verify`."""
+        return {**self.row_inputs, "prompt_end": self.prompt_end}

@@ -75,7 +75,6 @@ class Window:
         num_attended: W, how many slots the forward attends over, a multiple of `SLOT_MULTIPLE`.
         positions: `[B, N]` int64; `None` for those of a chain, `slots`. Positions of their own are
             those of tokens in consecutive slots.
-        offset: `[B]` int64, added to all positions of a row; `None` for 0.
         visible: bool that broadcasts to `[B, n, m]`, over the n tokens of the window that have
             queries, its last, and the last m >= n slots that are in use with it. Entry (i, j) is
             whether token i sees slot `first + j`, where `first` is m - n before the smallest slot
@@ -84,6 +83,10 @@ class Window:
         layer_windows: sliding window of each attention layer by its index, in positions, or its
             `Chunk`; `None` for full attention, also of layers that are left out.
         feature_layers: of the hidden states that are wanted.
+        row_inputs: `[B, ...]` by name, what the call brought for each row; see `Target.verify`.
+        logits_to_keep: logits of the last so many tokens are computed; 0 for all of them; `None`
+            where nobody reads them: as few as the model can.
+        is_chunk: of a prompt: many tokens, all of which are kept.
         has_kernels: attention over the window may be `ragged_attention`.
 
     Attributes:
@@ -97,16 +100,19 @@ class Window:
         num_attended: int,
         *,
         positions: Tensor | None = None,
-        offset: Tensor | None = None,
         visible: Tensor | None = None,
         layer_windows: Mapping[int, int | Chunk | None] | None = None,
         feature_layers: Sequence[Any] = (),
+        row_inputs: Mapping[str, Tensor] | None = None,
+        logits_to_keep: int | None = 0,
+        is_chunk: bool = False,
         has_kernels: bool = False,
     ):
         self.slots, self.num_attended = slots, num_attended
-        self.positions, self.offset, self.visible = positions, offset, visible
+        self.positions, self.visible, self.row_inputs = positions, visible, row_inputs or {}
         self.layer_windows, self.has_kernels = layer_windows or {}, has_kernels
         self.feature_layers = feature_layers
+        self.logits_to_keep, self.is_chunk = logits_to_keep, is_chunk
         self.masks: dict[tuple, Tensor] = {}
         self.features: dict[Any, Tensor] = {}
         self.flat_slots: Tensor | None = None  # in a list of the slots of all rows
@@ -116,15 +122,32 @@ class Window:
     def text_positions(self) -> Tensor:
         """`[B, N]`, where each token stands in its text, for a model."""
         positions = self.slots if self.positions is None else self.positions
-        return positions if self.offset is None else positions + self.offset[:, None]
+        offset = self.row_inputs.get("position_offset")
+        return positions if offset is None else positions + offset[:, None]
+
+    @property
+    def since_prompt(self) -> Tensor:
+        """`[B, N]`, how many positions after the last token of its row's prompt each token stands:
+        0 for that token, from which the first new one is predicted, and below 0 before it.
+
+        Raises:
+            ValueError: nobody said where prompts end.
+        """
+        if "prompt_end" not in self.row_inputs:
+            raise ValueError(
+                "a window has no row_inputs['prompt_end'], the position of the last token of each "
+                "row's prompt; in a loop of your own, pass it to prefill and verify"
+            )
+        return self.text_positions - self.row_inputs["prompt_end"][:, None]
 
     def on(self, device: torch.device) -> Window:
         """The window with its tensors on another device, that of some layers, copied once."""
         if device not in self._elsewhere:
             other = self._elsewhere[device] = copy.copy(self)
-            for name in ("slots", "positions", "offset", "visible"):
+            for name in ("slots", "positions", "visible"):
                 tensor = getattr(self, name)
                 setattr(other, name, None if tensor is None else tensor.to(device))
+            other.row_inputs = {name: own.to(device) for name, own in self.row_inputs.items()}
             other.masks, other.flat_slots = {}, None
         return self._elsewhere[device]
 
@@ -272,7 +295,8 @@ class SlotCache(Cache):
         """
         if self.memory is not None:
             self.memory.open(slots, self.padding_slot, is_chunk=is_chunk)
-        self.window = Window(slots, self.in_use, has_kernels=self.has_kernels, **options)
+        options |= {"has_kernels": self.has_kernels, "is_chunk": is_chunk}
+        self.window = Window(slots, self.in_use, **options)
         return self.window
 
     def check_rows(self, tokens: Tensor) -> None:

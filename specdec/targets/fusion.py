@@ -209,6 +209,8 @@ def _is_gated_mlp(module: nn.Module) -> bool:
     has_gate = {*GATE_UP} <= names or JOINED_GATE_UP in names
     activation = next((getattr(module, n) for n in ACTIVATIONS if hasattr(module, n)), None)
     linear = [m for m in module.children() if m is not activation]
+    if any("forward" in vars(child) for child in module.children()):
+        return False  # somebody's own code
     if not has_gate or activation is None or _quantises_activations(module):
         return False  # such layers compile anew for every number of tokens
     return all(isinstance(m, nn.Linear) and not has_bytes(m) for m in linear)

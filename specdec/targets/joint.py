@@ -32,6 +32,13 @@ class Group(NamedTuple):
         parent = model.get_submodule(self.path)
         return [getattr(parent, name) for name in self.names]
 
+    def is_own(self, view: nn.Module) -> bool:
+        """Whether the layers of a view are still those of the model, as its joint weights are."""
+        layers = self.of(view)
+        if any(type(layer) is not nn.Linear or "forward" in vars(layer) for layer in layers):
+            return False
+        return all(_spanned(table) is not None for table in _tables(layers))
+
 
 def siblings(model: nn.Module) -> tuple[tuple[Group, ...], str]:
     """Layers of a model that can be joined without changing a value, or anybody else's storage; and

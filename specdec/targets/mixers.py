@@ -20,7 +20,7 @@ from specdec.targets.cache import SlotCache
 from specdec.targets.memory import MixerPlan, Place
 from specdec.targets.route import Route
 from specdec.targets.view import wrap_forward
-from specdec.targets.views import forward, open_views
+from specdec.targets.views import forward, open_views, open_window
 from specdec.targets.witness import trial_texts
 
 
@@ -138,7 +138,8 @@ def _closed(model: PreTrainedModel, route: Route) -> list[str]:
     before = {place: state.clone() for place, state in cache.memory.states.items()}
     tokens = trial_texts(model, 3)
     slots = torch.arange(3, device=tokens.device).expand(2, -1)
-    forward(open_views(model, route), tokens, cache, slots)
+    views = open_views(model, route)
+    forward(views, tokens, cache, open_window(views, cache, slots))
     after = cache.memory.states
     return [
         name

@@ -20,9 +20,11 @@ from specdec.hf import device_of, position_limit
 from specdec.targets.adapters import adapter_indices
 from specdec.targets.cache import Chunk, SlotCache, check_room
 from specdec.targets.discovery import find_route, length_to_try
+from specdec.targets.edits.edit import Edit, check_edits
 from specdec.targets.features import FeatureLayer, Queries, check_layers
 from specdec.targets.route import Route
-from specdec.targets.views import Views, forward, open_views
+from specdec.targets.self_test import try_edits
+from specdec.targets.views import Views, forward, open_views, open_window
 from specdec.targets.wrappers import (
     Surface,
     hooks_of,
@@ -47,6 +49,7 @@ class SlotModel:
         model: a decoder-only `PreTrainedModel` with full, sliding-window or chunked attention, or
             recurrent layers, in eval mode.
         fuse: join products and compile pointwise work; see `Target`.
+        edits: of the user; see `Target`.
 
     Attributes:
         model: the HF model, without wrappers.
@@ -66,8 +69,8 @@ class SlotModel:
             its plain forward), with what to do instead.
     """
 
-    def __init__(self, model: PreTrainedModel, *, fuse: bool = False):
-        self.model, self._fuse = unwrap(model), fuse
+    def __init__(self, model: PreTrainedModel, *, fuse: bool = False, edits: Sequence[Edit] = ()):
+        self.model, self._fuse, self.edits = unwrap(model), fuse, check_edits(edits)
         self.feature_layers: tuple[FeatureLayer, ...] = ()
         self.layers: tuple[int, ...] | None = None
         self.refresh()
@@ -92,6 +95,8 @@ class SlotModel:
                 "offload it by accelerate, whose hooks bring the weights in"
             )
         route = find_route(model, fuse=self._fuse, num_tokens=num_tokens)
+        if self.edits:
+            try_edits(model, route, self.edits)
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
         self.max_positions = position_limit(self.config)
@@ -105,7 +110,7 @@ class SlotModel:
     @cached_property
     def _views(self) -> Views:
         """Opened with the first cache: later may be inside of a guard or a capture."""
-        return open_views(self.model, self.route, self.feature_layers, self.layers)
+        return open_views(self.model, self.route, self.feature_layers, self.layers, self.edits)
 
     @property
     def is_fused(self) -> bool:
@@ -254,8 +259,10 @@ class SlotModel:
     def forward(
         self, tokens: Tensor, cache: SlotCache, slots: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits and features of a window; see `views.forward`."""
-        return forward(self._views, tokens, cache, slots, **options)
+        """Logits and features of a window, see `views.forward`; options are those of `Window`."""
+        return forward(
+            self._views, tokens, cache, open_window(self._views, cache, slots, **options)
+        )
 
 
 class Target(SlotModel):
@@ -276,9 +283,14 @@ class Target(SlotModel):
             gated activations) is compiled with Inductor, which takes some seconds at first, and
             int8 and float8 weights of torchao's are multiplied as they are. The self-test holds
             all to its limits, and `notes` says what was done and what was not.
+        edits: functions that each change a private view of the model: interventions, such as
+            steering of new tokens alone. They are what the target is: text is that of the edited
+            model, and features and a `SelfDrafter` see them. The model itself stays as it is. A
+            trial holds windows of several sizes against one window over the whole text, so that an
+            edit which depends on how a text is cut is refused. See `specdec.targets.window_of`.
 
     Raises:
-        TypeError: `model` is not an HF model.
+        TypeError: `model` is not an HF model, or `edits` is no tuple of functions.
         ValueError: the model cannot be decoded this way, or a feature layer does not exist.
 
     Example:
@@ -299,8 +311,9 @@ class Target(SlotModel):
         *,
         feature_layers: tuple[FeatureLayer, ...] = (),
         fuse: bool = False,
+        edits: Sequence[Edit] = (),
     ):
-        super().__init__(model, fuse=check_choice("fuse", fuse, (True, False)))
+        super().__init__(model, fuse=check_choice("fuse", fuse, (True, False)), edits=edits)
         self.feature_layers = check_layers(feature_layers, self.num_layers)
 
     def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> Target:
@@ -332,8 +345,12 @@ class Target(SlotModel):
 
     @property
     def row_inputs(self) -> tuple[str, ...]:
-        """Names of what a call may bring for each row; `"adapter"` where PEFT has layers in it."""
-        return ("position_offset", "adapter") if self._structure[1] else ("position_offset",)
+        """Names of what a call may bring for each row: `"adapter"` where PEFT has layers in it, and
+        what edits declare.
+        """
+        own = ("adapter",) if self._structure[1] else ()
+        of_edits = (name for edit in self.edits for name in getattr(edit, "row_inputs", ()))
+        return tuple(dict.fromkeys(("position_offset", *own, *of_edits)))
 
     @torch.inference_mode()
     def adapter_indices(self, names: Sequence[str]) -> list[int]:
@@ -347,7 +364,7 @@ class Target(SlotModel):
         found = adapter_indices(self.model, names)
         rows = torch.zeros(3, dtype=torch.long, device=self.device)
         cache, draft = self.init_cache(3, 2), Draft(rows[:, None])
-        self.verify(cache, rows, rows, draft, adapter=rows)
+        self.verify(cache, rows, rows, draft, row_inputs={"adapter": rows, "prompt_end": rows})
         return found
 
     @property
@@ -378,7 +395,7 @@ class Target(SlotModel):
         lengths: Tensor,
         *,
         offset: int | Tensor,
-        **row_inputs: Tensor,
+        row_inputs: Mapping[str, Tensor] | None = None,
     ) -> Tensor | None:
         """Reads one chunk of the prompts; rows shorter than the chunk write nothing.
 
@@ -402,7 +419,7 @@ class Target(SlotModel):
         positions = offset + torch.arange(tokens.shape[1], device=tokens.device)
         slots = torch.where(positions < lengths[:, None], positions, cache.padding_slot)
         tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
-        options = {"logits_to_keep": None, "is_chunk": True, **row_inputs}
+        options = {"logits_to_keep": None, "is_chunk": True, "row_inputs": row_inputs}
         return self.forward(tokens, cache, slots, **options)[1]
 
     def verify(
@@ -411,7 +428,8 @@ class Target(SlotModel):
         start: Tensor,
         anchor: Tensor,
         draft: Draft,
-        **row_inputs: Tensor,
+        *,
+        row_inputs: Mapping[str, Tensor] | None = None,
     ) -> TargetOutput:
         """One forward over the anchor and the K draft tokens, a chain or a tree: nodes stand at
         positions by their depth, and see the text and their ancestors.
@@ -424,9 +442,10 @@ class Target(SlotModel):
             start: `[B]` position of the anchor.
             anchor: `[B]` the last committed token, not yet read by the target.
             draft: `[B, K]` tokens of the target's vocabulary.
-            row_inputs: `[B]` int64 each. `position_offset`: how much further on each row's tokens
-                stand in its text than their slots say. `adapter`: of `adapter_indices`; without it
-                adapters are those that are active.
+            row_inputs: `[B, ...]` by name. `"position_offset"`, int64: how much further on each
+                row's tokens stand in its text than their slots say. `"adapter"`, int64: of
+                `adapter_indices`; without it adapters are those that are active. `"prompt_end"`,
+                int64: the position of the last token of each row's prompt, for edits.
 
         Returns:
             Logits `[B, K + 1, V]` and features.
@@ -437,4 +456,4 @@ class Target(SlotModel):
         tree = {}
         if not draft.is_chain:  # of a chain slots say where tokens stand and what they see
             tree = {"positions": start[:, None] + draft.depths, "visible": draft.ancestors}
-        return TargetOutput(*self.forward(tokens, cache, slots, **tree, **row_inputs))
+        return TargetOutput(*self.forward(tokens, cache, slots, row_inputs=row_inputs, **tree))

@@ -8,10 +8,10 @@ with it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,12 @@ from transformers import PreTrainedModel
 
 from specdec.graphs.tree import weight_addresses
 from specdec.hf import ATTENTION_FIELD, cache_argument, position_limit, set_implementation
-from specdec.targets.adapters import RowAdapters
+from specdec.targets.adapters import edit_adapters
 from specdec.targets.attention import ATTENTION, window_mask
-from specdec.targets.cache import SlotCache, memory_of
+from specdec.targets.cache import SlotCache, Window, memory_of
+from specdec.targets.edits.edit import Edit, Running, apply_edit
 from specdec.targets.experts import set_experts
-from specdec.targets.features import FeatureLayer, Features, Queries, decoder_layers
+from specdec.targets.features import FeatureLayer, Queries, decoder_layers
 from specdec.targets.joint import JointProduct, join_weights
 from specdec.targets.memory import remember
 from specdec.targets.route import Route
@@ -61,6 +62,7 @@ def open_views(
     route: Route,
     feature_layers: tuple[FeatureLayer, ...] = (),
     layers: Collection[int] | None = None,
+    edits: Sequence[Edit] = (),
 ) -> Views:
     """The views that run a model over slots. Here, and nowhere else, the model's storage changes:
     parameters of joined products become views of one buffer each.
@@ -71,15 +73,18 @@ def open_views(
         feature_layers: hidden states that forwards hand out.
         layers: decoder layers that run, by index; the others are skipped, and neither read nor
             write their part of a cache. `None` for all.
+        edits: of the user.
 
     Raises:
-        ValueError: layers are to be left out of a model with recurrent ones.
+        ValueError: layers are to be left out of a model with recurrent ones; an edit changes the
+            model itself.
     """
     join_weights(model, route.choices.joined)
-    step = chunk = open_view(model, route, feature_layers, layers)
+    parts = feature_layers, layers, edits
+    step = chunk = open_view(model, route, *parts)
     if route.choices.experts is not None:
         own_experts = replace(route, choices=replace(route.choices, experts=None))
-        chunk = open_view(model, own_experts, feature_layers, layers)
+        chunk = open_view(model, own_experts, *parts)
     joined = [layer for group in route.choices.joined for layer in group.of(model)]
     arguments = frozenset(inspect.signature(type(model).forward).parameters)
     limit = position_limit(model.config.get_text_config())
@@ -93,11 +98,12 @@ def open_view(
     route: Route,
     feature_layers: tuple[FeatureLayer, ...] = (),
     layers: Collection[int] | None = None,
+    edits: Sequence[Edit] = (),
 ) -> PreTrainedModel:
     """One private view of a model; Args and Raises as `open_views`, joined weights as they are."""
     view, attention, choices = private_view(model), route.attention, route.choices
-    view.row_adapters = RowAdapters()
-    view.row_adapters.install(view)
+    view.running = Running()
+    edit_adapters(view)
     # Sub-models can own configurations of their own (a text model inside a multimodal one).
     for module in view.modules():
         module.training = False
@@ -114,17 +120,20 @@ def open_view(
             # Llama 4's own is of positions that count from one length for all rows.
             module.attn_temperature_tuning = False
             module.tempers_queries = not module.use_rope
+    remember(view, route.mixers, memory_of)
+    for edit in edits:
+        apply_edit(edit, view)
+    # What is done for speed comes after, and leaves alone what an edit has changed.
     if choices.experts is not None:
         set_experts(view, choices.experts)
-    products = {group: JointProduct(view, group) for group in choices.joined}
+    products = {group: JointProduct(view, group) for group in choices.joined if group.is_own(view)}
     if choices.fusion is not None:
         choices.fusion.fuse(view, products)
     for group, product in products.items():
         product.install(view, group)
-    remember(view, route.mixers, memory_of)
     if layers is not None:
         _leave_out(view, route, layers)
-    catch_features(view, feature_layers, _features_of_window)
+    catch_features(view, feature_layers)
     return view
 
 
@@ -151,20 +160,18 @@ def _leave_out(view: PreTrainedModel, route: Route, layers: Collection[int]) -> 
         wrap_forward(block, hand_on)
 
 
+def open_window(views: Views, cache: SlotCache, slots: Tensor, **options: Any) -> Window:
+    """The window of the next forward over tokens at `slots` `[B, N]`, as the views' layers see it;
+    options are those of `Window`.
+    """
+    layers = {"layer_windows": views.route.layer_windows, "feature_layers": views.feature_layers}
+    return cache.open_window(slots, **layers, **options)
+
+
 def forward(
-    views: Views,
-    tokens: Tensor,
-    cache: SlotCache,
-    slots: Tensor,
-    *,
-    positions: Tensor | None = None,
-    position_offset: Tensor | None = None,
-    adapter: Tensor | None = None,
-    visible: Tensor | None = None,
-    logits_to_keep: int | None = 0,
-    is_chunk: bool = False,
+    views: Views, tokens: Tensor, cache: SlotCache, window: Window
 ) -> tuple[Tensor, Tensor | None]:
-    """One forward of a window; keys and values are written at `slots`.
+    """One forward of a window; keys and values are written at its slots.
 
     Without an attention function of specdec's the view gets a dense mask: so run models that never
     call HF's attention interface but pass a 4-D mask through.
@@ -173,49 +180,37 @@ def forward(
         views: of `open_views`.
         tokens: `[B, N]` int64 ids of the vocabulary.
         cache: the rows' storage.
-        slots: `[B, N]` int64, slot of each token; `cache.padding_slot` for tokens to forget.
-        positions, visible: see `Window`; by default those of a chain.
-        position_offset: `[B]` int64, `Window.offset`.
-        adapter: `[B]` int64, `RowAdapters.rows`.
-        logits_to_keep: compute logits of the last so many tokens only; 0 for all of them; `None`
-            where nobody reads them: as few as the model can.
-        is_chunk: of a prompt: many tokens.
+        window: of `open_window`.
 
     Returns:
         Logits `[B, N or logits_to_keep, V]`, and features `[B, N, F]` side by side in the order
         of `feature_layers`, on the device of the embeddings; `None` where none are wanted.
     """
-    window = cache.open_window(
-        slots,
-        positions=positions,
-        offset=position_offset,
-        visible=visible,
-        layer_windows=views.route.layer_windows,
-        feature_layers=views.feature_layers,
-        is_chunk=is_chunk,
-    )
-    view = views.chunk if is_chunk else views.step
+    view = views.chunk if window.is_chunk else views.step
     inputs = {"input_ids": tokens, views.cache_name: cache, "use_cache": True}
     if "position_ids" in views.arguments:
         # Tokens at or beyond the last position will be forgotten.
         positions, limit = window.text_positions, views.max_positions
-        fits = limit is None or (cache.padding_slot < limit and position_offset is None)
+        has_offset = "position_offset" in window.row_inputs
+        fits = limit is None or (cache.padding_slot < limit and not has_offset)
         inputs["position_ids"] = positions if fits else positions.clamp(max=limit - 1)
     if views.route.attention is None and views.max_positions is not None:
         # Tables of biases and masks, as of MPT and GPT-Neo, have a column for each position.
         window.num_attended = min(window.num_attended, views.max_positions)
-    cuts_logits = "logits_to_keep" in views.arguments
+    kept, cuts_logits = window.logits_to_keep, "logits_to_keep" in views.arguments
     if cuts_logits:
-        is_read = logits_to_keep is not None
-        inputs["logits_to_keep"] = logits_to_keep if is_read else _no_logits(views, view)
+        inputs["logits_to_keep"] = kept if kept is not None else _no_logits(views, view)
     if views.route.attention is None:
         inputs["attention_mask"] = window_mask(window, tokens.shape[1], view.dtype)
     else:
         inputs["slot_window"] = window
-    view.row_adapters.rows = adapter
-    logits = view(**inputs).logits
-    if logits_to_keep and not cuts_logits:
-        logits = logits[:, -logits_to_keep:]
+    view.running.window = window
+    try:
+        logits = view(**inputs).logits
+    finally:
+        view.running.window = None
+    if kept and not cuts_logits:
+        logits = logits[:, -kept:]
     if not views.feature_layers:
         return logits, None
     caught = [window.features[layer].to(tokens.device) for layer in views.feature_layers]
@@ -236,14 +231,9 @@ def _no_logits(views: Views, view: PreTrainedModel) -> int | slice:
     return slice(0, 0) if is_alone and not is_watched else 1  # others may want a token
 
 
-def catch_features(
-    view: PreTrainedModel,
-    layers: Collection[FeatureLayer],
-    find_sink: Callable[[tuple, dict], Features],
-) -> None:
-    """Makes the forwards of a private view hand out hidden states, to where `find_sink` says, given
-    the positional and keyword arguments of the module that has them. Queries are handed out where
-    attention is called, see `slot_attention`.
+def catch_features(view: PreTrainedModel, layers: Collection[FeatureLayer]) -> None:
+    """Makes the forwards of a private view note hidden states down, in the features of the window
+    that it runs. Queries are noted where attention is called, see `slot_attention`.
     """
     layers = [layer for layer in layers if not isinstance(layer, Queries)]
     if not layers:
@@ -252,21 +242,13 @@ def catch_features(
     outputs = {"final": backbone, len(blocks): blocks[-1]}  # the others are inputs
     for layer in layers:
         module = outputs[layer] if layer in outputs else blocks[layer]
-        wrap_forward(module, partial(_catch, find_sink, layer, layer in outputs))
+        wrap_forward(module, partial(_catch, view.running, layer, layer in outputs))
 
 
-def _catch(find_sink, layer: FeatureLayer, is_output: bool, forward: Callable, *args, **kwargs):
+def _catch(running, layer: FeatureLayer, is_output: bool, forward: Callable, *args, **kwargs):
     if not is_output:
-        find_sink(args, kwargs)[layer] = args[0] if args else kwargs["hidden_states"]
+        running.window.features[layer] = args[0] if args else kwargs["hidden_states"]
         return forward(*args, **kwargs)
     out = forward(*args, **kwargs)
-    find_sink(args, kwargs)[layer] = out if isinstance(out, Tensor) else out[0]
+    running.window.features[layer] = out if isinstance(out, Tensor) else out[0]
     return out
-
-
-def _features_of_window(args: tuple, kwargs: dict) -> Features:
-    """Where the features of a forward go, given the arguments of a decoder layer: every layer is
-    handed the cache.
-    """
-    cache = next(v for v in (*args, *kwargs.values()) if isinstance(v, SlotCache))
-    return cache.window.features
