@@ -35,7 +35,7 @@ LENGTHS = 17, 3, 1, 9
 IDS, MASK = ragged_prompts(VOCAB, *LENGTHS)
 NUM_NEW = 24
 GREEDY = {"max_new_tokens": NUM_NEW, "do_sample": False, "pad_token_id": 0}
-LAYER, HEAD = 1, 2
+LAYER, HEAD = 0, 2
 
 
 def vector_for(model, scale=2.0):
