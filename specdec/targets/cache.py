@@ -26,7 +26,7 @@ from transformers.cache_utils import Cache
 
 from specdec.graphs.tree import shared, tables
 from specdec.kernels import write_slots, writes_slots
-from specdec.targets.memory import LayerStates, Memory, MixerPlan, Place, row_bytes
+from specdec.targets.edits.memory import LayerStates, Memory, MixerPlan, Place, row_bytes
 
 SLOT_MULTIPLE = 16
 """Numbers of slots are multiples of this, so that every row of a mask starts at an address that
@@ -87,6 +87,7 @@ class Window:
         logits_to_keep: logits of the last so many tokens are computed; 0 for all of them; `None`
             where nobody reads them: as few as the model can.
         is_chunk: of a prompt: many tokens, all of which are kept.
+        memory: what recurrent layers remember of the rows; `None` where there are none.
         has_kernels: attention over the window may be `ragged_attention`.
 
     Attributes:
@@ -106,13 +107,14 @@ class Window:
         row_inputs: Mapping[str, Tensor] | None = None,
         logits_to_keep: int | None = 0,
         is_chunk: bool = False,
+        memory: Memory | None = None,
         has_kernels: bool = False,
     ):
         self.slots, self.num_attended = slots, num_attended
         self.positions, self.visible, self.row_inputs = positions, visible, row_inputs or {}
         self.layer_windows, self.has_kernels = layer_windows or {}, has_kernels
         self.feature_layers = feature_layers
-        self.logits_to_keep, self.is_chunk = logits_to_keep, is_chunk
+        self.logits_to_keep, self.is_chunk, self.memory = logits_to_keep, is_chunk, memory
         self.masks: dict[tuple, Tensor] = {}
         self.features: dict[Any, Tensor] = {}
         self.flat_slots: Tensor | None = None  # in a list of the slots of all rows
@@ -295,8 +297,8 @@ class SlotCache(Cache):
         """
         if self.memory is not None:
             self.memory.open(slots, self.padding_slot, is_chunk=is_chunk)
-        options |= {"has_kernels": self.has_kernels, "is_chunk": is_chunk}
-        self.window = Window(slots, self.in_use, **options)
+        own = {"memory": self.memory, "has_kernels": self.has_kernels}
+        self.window = Window(slots, self.in_use, is_chunk=is_chunk, **own, **options)
         return self.window
 
     def check_rows(self, tokens: Tensor) -> None:
@@ -443,9 +445,3 @@ def _in_long_words(lines: Tensor) -> Tensor:
     sizes = lines.shape[1], lines.storage_offset()
     fits = all(size * lines.element_size() % 8 == 0 for size in sizes)
     return lines.view(torch.int64) if fits else lines
-
-
-def memory_of(args: tuple, kwargs: Mapping[str, Any]) -> Memory | None:
-    """The memory of the cache among the arguments of a module, `None` where there is none."""
-    found = (v.memory for v in (*args, *kwargs.values()) if isinstance(v, SlotCache))
-    return next(found, None)

@@ -8,6 +8,7 @@ so.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -30,12 +31,13 @@ from specdec.hf import (
 )
 from specdec.targets.attention import ATTENTION, PROBE, LearnedLayer
 from specdec.targets.cache import Chunk, KeyValueShape
-from specdec.targets.experts import step_experts
-from specdec.targets.fusion import Fusion, note_on_weights
-from specdec.targets.joint import separate_weights, siblings
-from specdec.targets.memory import MixerPlan
+from specdec.targets.edits.edit import Faster
+from specdec.targets.edits.experts import StepExperts
+from specdec.targets.edits.fusion import Fusion, note_on_weights
+from specdec.targets.edits.joint import JointProducts
+from specdec.targets.edits.memory import MixerPlan
 from specdec.targets.mixers import WatchedCache, closing_gates
-from specdec.targets.route import Choices, Route
+from specdec.targets.route import Route
 from specdec.targets.self_test import compare
 from specdec.targets.views import open_view
 from specdec.targets.witness import (
@@ -76,50 +78,45 @@ def find_route(model: PreTrainedModel, *, fuse: bool = False, num_tokens: int = 
     limit, now = position_limit(model.config.get_text_config()), description(model)
     length = length_to_try(num_tokens, limit) if has_own_code(model) else 0
     before, route = _KNOWN.get(model, {}).get(fuse, (None, None))
-    if before == now and length <= route.num_tried:
-        joined = route.choices.joined
-        if not joined or joined == siblings(model)[0]:
-            return route
+    is_known = before == now and length <= route.num_tried
+    if is_known and all(edit.fits(model) for edit in route.edits):
+        return route
     refuse_joint_quantisation(model)
-    choices, route = _fastest(model, fuse), None
-    while route is None:
-        try:
-            # Steps run in inference mode, and Dynamo would compile once more for another one.
-            with torch.inference_mode(choices.fusion is not None), torch.no_grad():
-                route = _passing(model, choices, length)
-        except ValueError as error:
-            given_up = choices
-            choices = _without_one(choices, error)
-            if choices is None:
-                raise
-            if given_up.joined and not choices.joined:
-                separate_weights(model, given_up.joined)
+    route = _with_fewest_given_up(model, *_fastest(model, fuse), length)
     _KNOWN.setdefault(model, {})[fuse] = now, route
     return route
 
 
-def _fastest(model: PreTrainedModel, fuse: bool) -> Choices:
-    """Everything that there is to choose."""
-    experts, note = step_experts(model)
-    notes = {} if note is None else {"experts": note}
+def _fastest(model: PreTrainedModel, fuse: bool) -> tuple[tuple[Faster, ...], dict[str, str]]:
+    """Every edit for speed that there is, and a note on each kind; the last is given up first."""
+    kinds = (StepExperts, Fusion, JointProducts) if fuse else (StepExperts,)
+    found = {kind: kind.of(model) for kind in kinds}
+    notes = {kind.__name__: note for kind, (_, note) in found.items() if note is not None}
     if not fuse:
-        return Choices(experts, notes=notes | note_on_weights(model))
-    fusion, notes["fusion"] = Fusion.of(model)
-    joined, notes["joined"] = siblings(model)
-    return Choices(experts, fusion, joined, notes)
+        return tuple(e for e, _ in found.values() if e), notes | note_on_weights(model)
+    edits = (found[kind][0] for kind in (StepExperts, JointProducts, Fusion))
+    return tuple(edit for edit in edits if edit is not None), notes
 
 
-def _without_one(choices: Choices, error: ValueError) -> Choices | None:
-    """What is left where choices failed the self-test; `None` if nothing was chosen."""
-    for name, remark in {
-        "fusion": "pointwise work is not fused: ",
-        "joined": "products are not joined: ",
-        "experts": f"experts are the model's own: with {choices.experts}, ",
-    }.items():
-        if getattr(choices, name):
-            notes = {**choices.notes, name: f"{remark}{error}"}
-            return replace(choices, notes=notes, **{name: getattr(Choices, name)})
-    return None
+def _with_fewest_given_up(
+    model: PreTrainedModel, edits: tuple[Faster, ...], notes: dict[str, str], length: int
+) -> Route:
+    """The first route that passes the self-test, with as many of the edits as pass; Raises as
+    `find_route`.
+    """
+    while True:
+        try:
+            # Steps run in inference mode, and Dynamo would compile once more for another one.
+            is_compiled = any(edit.is_compiled for edit in edits)
+            with torch.inference_mode(is_compiled), torch.no_grad():
+                return _passing(model, length, edits=edits, notes=notes)
+        except ValueError as error:
+            if not edits:
+                raise
+            *kept, given_up = edits
+            edits = tuple(kept)
+            notes = {**notes, type(given_up).__name__: f"{given_up.given_up}{error}"}
+            given_up.undo(model)
 
 
 FEW_TOKENS = 128
@@ -135,8 +132,8 @@ def length_to_try(num_tokens: int, limit: int | None) -> int:
     return min(1 << (least - 1).bit_length(), limit or least * 2)
 
 
-def _passing(model: PreTrainedModel, choices: Choices, length: int) -> Route:
-    """The first route that passes the self-test with these choices, over texts of this length."""
+def _passing(model: PreTrainedModel, length: int, **chosen: Any) -> Route:
+    """The first route that passes the self-test with these fields, over texts of this length."""
     if foreign := foreign_masks(model):
         raise ValueError(
             f"{type(model).__name__} cannot be decoded over specdec's cache: its masks are made by "
@@ -149,7 +146,7 @@ def _passing(model: PreTrainedModel, choices: Choices, length: int) -> Route:
         complaints = [f"its attention function {foreign} is none of transformers'"]
     for learn in ways:
         try:
-            route = replace(learn(model), choices=choices, num_tried=length)
+            route = replace(learn(model), num_tried=length, **chosen)
             complaint, route = compare(model, route)
         except PlainForwardError:
             raise

@@ -17,7 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from specdec.graphs.tree import tables
 from specdec.targets.cache import SlotCache
-from specdec.targets.memory import MixerPlan, Place
+from specdec.targets.edits.memory import MixerPlan, Place
 from specdec.targets.route import Route
 from specdec.targets.view import wrap_forward
 from specdec.targets.views import forward, open_views, open_window

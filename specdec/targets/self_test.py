@@ -133,7 +133,7 @@ def try_edits(model: PreTrainedModel, route: Route, edits: Sequence[Edit]) -> No
     of_windows, of_trees, complaint = _Judge(), _Judge(), None
     names, what = ", ".join(map(name_of, edits)), type(model).__name__
     open_view(model, route, edits=edits)  # so that their own errors come as they are
-    with torch.inference_mode(route.choices.fusion is not None), torch.no_grad():
+    with torch.inference_mode(route.is_compiled), torch.no_grad():
         for number in range(NUM_TEXTS if _may_flip(model) else 1):
             try:
                 trial = _Trial(model, route, number, edits)

@@ -17,10 +17,11 @@ from transformers import PreTrainedModel
 from specdec.arguments import check_choice, check_integer
 from specdec.graphs.tree import weight_addresses
 from specdec.hf import device_of, position_limit
-from specdec.targets.adapters import adapter_indices
 from specdec.targets.cache import Chunk, SlotCache, check_room
 from specdec.targets.discovery import find_route, length_to_try
+from specdec.targets.edits.adapters import adapter_indices
 from specdec.targets.edits.edit import Edit, check_edits
+from specdec.targets.edits.layers import only_layers
 from specdec.targets.features import FeatureLayer, Queries, check_layers
 from specdec.targets.route import Route
 from specdec.targets.self_test import try_edits
@@ -110,12 +111,13 @@ class SlotModel:
     @cached_property
     def _views(self) -> Views:
         """Opened with the first cache: later may be inside of a guard or a capture."""
-        return open_views(self.model, self.route, self.feature_layers, self.layers, self.edits)
+        part = () if self.layers is None else (only_layers(self.layers, self.route),)
+        return open_views(self.model, self.route, self.feature_layers, (*self.edits, *part))
 
     @property
     def is_fused(self) -> bool:
         """Pointwise work is compiled."""
-        return self.route.choices.fusion is not None
+        return self.route.is_compiled
 
     @property
     def is_recurrent(self) -> bool:
@@ -125,13 +127,13 @@ class SlotModel:
     @property
     def why_reading_waits(self) -> str | None:
         """Why a forward of a prompt chunk makes the host wait; `None` if it does not."""
-        has_own = self.route.choices.experts is not None
-        return "the experts' own code waits for the device" if has_own else None
+        reasons = (edit.why_not_in_chunks for edit in self.route.edits)
+        return next((reason for reason in reasons if reason), None)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was chosen for this model, and why, where there was a choice."""
-        return tuple(self.route.choices.notes.values())
+        return tuple(self.route.notes.values())
 
     def __getstate__(self) -> dict:
         left_out = "_views", "_surface", "hooks"
@@ -177,7 +179,7 @@ class SlotModel:
         """
         name, views = type(self.model).__name__, vars(self).get("_views")
         (modules, adapters), (old_modules, old_adapters) = structure(self.model), self._structure
-        layers, places = views.joined if views else ((), ())
+        layers, places = views.stored_anew if views else ((), ())
         change = None
         if self.model.dtype != self._dtype:
             change = f"was {self._dtype} when specdec wrapped it and is {self.model.dtype} now"

@@ -19,14 +19,12 @@ from transformers import PreTrainedModel
 
 from specdec.graphs.tree import weight_addresses
 from specdec.hf import ATTENTION_FIELD, cache_argument, position_limit, set_implementation
-from specdec.targets.adapters import edit_adapters
 from specdec.targets.attention import ATTENTION, window_mask
-from specdec.targets.cache import SlotCache, Window, memory_of
+from specdec.targets.cache import SlotCache, Window
+from specdec.targets.edits.adapters import edit_adapters
 from specdec.targets.edits.edit import Edit, Running, apply_edit
-from specdec.targets.experts import set_experts
+from specdec.targets.edits.memory import edit_memory
 from specdec.targets.features import FeatureLayer, Queries, decoder_layers
-from specdec.targets.joint import JointProduct, join_weights
-from specdec.targets.memory import remember
 from specdec.targets.route import Route
 from specdec.targets.view import private_view, wrap_forward
 
@@ -39,9 +37,9 @@ class Views(NamedTuple):
         chunk: for chunks of prompts.
         route: by which they were opened.
         feature_layers: hidden states that they hand out.
-        joined: layers of the model whose weights are views of a buffer, and the addresses of these.
-            Weights are elsewhere after they were replaced, cast or moved, while the views still
-            compute with the buffers.
+        stored_anew: modules of the model whose weights the route's edits have moved to buffers,
+            and the addresses of these. Weights are elsewhere after they were replaced, cast or
+            moved, while the views still compute with the buffers.
         arguments: names that forwards take.
         cache_name: the one for HF's cache.
         max_positions: longest sequence that the model has positions for; `None` for no limit.
@@ -51,7 +49,7 @@ class Views(NamedTuple):
     chunk: PreTrainedModel
     route: Route
     feature_layers: tuple[FeatureLayer, ...]
-    joined: tuple[list[nn.Module], tuple[int, ...]]
+    stored_anew: tuple[list[nn.Module], tuple[int, ...]]
     arguments: Collection[str]
     cache_name: str
     max_positions: int | None
@@ -61,7 +59,6 @@ def open_views(
     model: PreTrainedModel,
     route: Route,
     feature_layers: tuple[FeatureLayer, ...] = (),
-    layers: Collection[int] | None = None,
     edits: Sequence[Edit] = (),
 ) -> Views:
     """The views that run a model over slots. Here, and nowhere else, the model's storage changes:
@@ -71,25 +68,22 @@ def open_views(
         model: without wrappers.
         route: of `find_route`, or a candidate for it.
         feature_layers: hidden states that forwards hand out.
-        layers: decoder layers that run, by index; the others are skipped, and neither read nor
-            write their part of a cache. `None` for all.
-        edits: of the user.
+        edits: of the user, or of a part of the model, after those of the route.
 
     Raises:
-        ValueError: layers are to be left out of a model with recurrent ones; an edit changes the
-            model itself.
+        ValueError: an edit cannot be made, or changes the model itself.
     """
-    join_weights(model, route.choices.joined)
-    parts = feature_layers, layers, edits
-    step = chunk = open_view(model, route, *parts)
-    if route.choices.experts is not None:
-        own_experts = replace(route, choices=replace(route.choices, experts=None))
-        chunk = open_view(model, own_experts, *parts)
-    joined = [layer for group in route.choices.joined for layer in group.of(model)]
+    for edit in route.edits:
+        edit.prepare(model)
+    step = chunk = open_view(model, route, feature_layers, edits)
+    of_chunks = tuple(edit for edit in route.edits if edit.why_not_in_chunks is None)
+    if of_chunks != route.edits:
+        chunk = open_view(model, replace(route, edits=of_chunks), feature_layers, edits)
+    stored_anew = [module for edit in route.edits for module in edit.stored_anew(model)]
     arguments = frozenset(inspect.signature(type(model).forward).parameters)
     limit = position_limit(model.config.get_text_config())
     names = arguments, cache_argument(model)
-    places = joined, weight_addresses(*joined)
+    places = stored_anew, weight_addresses(*stored_anew)
     return Views(step, chunk, route, feature_layers, places, *names, limit)
 
 
@@ -97,13 +91,23 @@ def open_view(
     model: PreTrainedModel,
     route: Route,
     feature_layers: tuple[FeatureLayer, ...] = (),
-    layers: Collection[int] | None = None,
     edits: Sequence[Edit] = (),
 ) -> PreTrainedModel:
-    """One private view of a model; Args and Raises as `open_views`, joined weights as they are."""
-    view, attention, choices = private_view(model), route.attention, route.choices
+    """One private view of a model; Args and Raises as `open_views`, weights where they are."""
+    view = private_view(model)
     view.running = Running()
-    edit_adapters(view)
+    own = partial(attend_by, attention=route.attention), edit_adapters, *route.edits
+    memory = partial(edit_memory, mixers=route.mixers)
+    users = (partial(apply_edit, edit) for edit in edits)
+    for edit in (*own, memory, *users, partial(catch_features, layers=feature_layers)):
+        edit(view)
+    return view
+
+
+def attend_by(view: PreTrainedModel, attention: str | None) -> None:
+    """Makes a view call an attention function of that name, `None` for its own, and be in
+    evaluation mode.
+    """
     # Sub-models can own configurations of their own (a text model inside a multimodal one).
     for module in view.modules():
         module.training = False
@@ -120,44 +124,10 @@ def open_view(
             # Llama 4's own is of positions that count from one length for all rows.
             module.attn_temperature_tuning = False
             module.tempers_queries = not module.use_rope
-    remember(view, route.mixers, memory_of)
-    for edit in edits:
-        apply_edit(edit, view)
-    # What is done for speed comes after, and leaves alone what an edit has changed.
-    if choices.experts is not None:
-        set_experts(view, choices.experts)
-    products = {group: JointProduct(view, group) for group in choices.joined if group.is_own(view)}
-    if choices.fusion is not None:
-        choices.fusion.fuse(view, products)
-    for group, product in products.items():
-        product.install(view, group)
-    if layers is not None:
-        _leave_out(view, route, layers)
-    catch_features(view, feature_layers)
-    return view
 
 
 def _no_warning(*args: Tensor) -> None:
     """There is no padding in a window."""
-
-
-def _leave_out(view: PreTrainedModel, route: Route, layers: Collection[int]) -> None:
-    """Makes the decoder layers but these hand on what they are given. They stay in their places,
-    since models look up by index which mask and which angles a layer gets.
-    """
-
-    def hand_on(_: Callable, *args, **kwargs):
-        hidden = args[0] if args else kwargs["hidden_states"]
-        return (hidden,) if route.returns_tuples else hidden
-
-    left_out = [b for i, b in enumerate(decoder_layers(view)[1]) if i not in layers]
-    if left_out and route.mixers:
-        raise ValueError(
-            f"no layers of {type(view).__name__} can be left out: its recurrent layers remember "
-            "one window together; run all of them (layers=None)"
-        )
-    for block in left_out:
-        wrap_forward(block, hand_on)
 
 
 def open_window(views: Views, cache: SlotCache, slots: Tensor, **options: Any) -> Window:

@@ -367,7 +367,7 @@ EDITED = {
 def test_what_is_done_for_speed_leaves_edited_modules_alone(where, monkeypatch):
     """Joint products and compiled work would pass by what an edit has wrapped."""
     monkeypatch.setattr(
-        "specdec.targets.fusion.torch.compile", lambda function, **options: function
+        "specdec.targets.edits.fusion.torch.compile", lambda function, **options: function
     )
     model = build("llama")
 
@@ -389,7 +389,7 @@ def test_what_is_done_for_speed_leaves_edited_modules_alone(where, monkeypatch):
 
 def test_a_replaced_module_is_a_modules_own(monkeypatch):
     monkeypatch.setattr(
-        "specdec.targets.fusion.torch.compile", lambda function, **options: function
+        "specdec.targets.edits.fusion.torch.compile", lambda function, **options: function
     )
     model = build("llama")
     mlp = model.model.layers[LAYER].mlp

@@ -26,6 +26,39 @@ attributes. Its attribute `row_inputs`, a tuple of names, is what it reads of th
 """
 
 
+class Faster:
+    """An edit that makes a model faster. Where a model with several of these does not pass the
+    self-test they are given up, the last one first, until it does.
+
+    Attributes:
+        given_up: begins the note on one that was given up; the reason follows.
+        is_compiled: steps run code that was compiled, in inference mode.
+        why_not_in_chunks: why chunks of prompts go without it, and wait; `None` where they do not.
+    """
+
+    given_up = ""
+    is_compiled = False
+    why_not_in_chunks: str | None = None
+
+    def __call__(self, view: PreTrainedModel) -> None:
+        """Changes a private view. What somebody else has wrapped or replaced is left alone."""
+        raise NotImplementedError
+
+    def prepare(self, model: PreTrainedModel) -> None:
+        """Changes the model's storage before views are opened."""
+
+    def undo(self, model: PreTrainedModel) -> None:
+        """Takes `prepare` back."""
+
+    def fits(self, model: PreTrainedModel) -> bool:
+        """Whether the same would be chosen for the model as it is now."""
+        return True
+
+    def stored_anew(self, model: PreTrainedModel) -> list[nn.Module]:
+        """Modules of the model whose storage `prepare` changed."""
+        return []
+
+
 class Running(threading.local):
     """The window of the forward that a view runs; forwards in other threads have others."""
 
