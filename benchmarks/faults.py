@@ -225,11 +225,15 @@ class StaleProbabilities(ModelDrafter):
 class OffByOne(Target):
     """New tokens stand one position further on."""
 
-    def verify(self, cache, start, anchor, draft, *, row_inputs):
+    def verify(self, cache, start, anchor, draft):
         """Prompts stand where they should."""
-        offset = torch.ones_like(start) + row_inputs.get("position_offset", 0)
-        own = {**row_inputs, "position_offset": offset}
-        return super().verify(cache, start, anchor, draft, row_inputs=own)
+        own = cache.row_inputs
+        offset = torch.ones_like(start) + own.get("position_offset", 0)
+        cache.row_inputs = {**own, "position_offset": offset}
+        try:
+            return super().verify(cache, start, anchor, draft)
+        finally:
+            cache.row_inputs = own
 
 
 class OtherRow(Target):

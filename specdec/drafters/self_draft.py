@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -168,8 +167,7 @@ class SelfDrafter(Drafter):
         windows = self._target.layer_windows
         table.take(text.cache, {i: far[i] if windows.get(i) is None else near for i in far})
         num_seen = lengths.clamp(max=visible.count)
-        own = {**text.row_inputs, "position_offset": text.positions - num_seen}
-        return replace(text, cache=table, lengths=num_seen, row_inputs=own)
+        return text.over(table, num_seen)
 
     def _top_slots(self, context: Context, width: int) -> dict[int, Tensor]:
         """By layer, the slots that the last verified token's queries choose."""

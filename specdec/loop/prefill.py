@@ -70,10 +70,7 @@ def prefill_chunk(parts: Parts, state: StepState, size: int) -> None:
     positions = start + torch.arange(size + 1, device=start.device)
     known = positions.clamp(max=buffer.tokens.shape[1] - 1)
     tokens = buffer.tokens.index_select(1, known)  # [B, size + 1]
-    inputs = state.window_inputs
-    features = parts.target.prefill(
-        state.cache, tokens[:, :-1], num_read, offset=start, row_inputs=inputs
-    )
+    features = parts.target.prefill(state.cache, tokens[:, :-1], num_read, offset=start)
     context = Context(
         tokens=tokens,
         features=features,
@@ -82,7 +79,7 @@ def prefill_chunk(parts: Parts, state: StepState, size: int) -> None:
         # proposal.
         num_new=(num_read - 1 - start).clamp(-1, size),
         target=state.text(parts, num_read.clamp(max=start + size)),
-        row_inputs=state.row_inputs,
+        row_inputs=state.cache.row_inputs,
     )
     if state.signature.num_draft_tokens > 0:
         parts.drafter.prefill(context, state.drafter_state)

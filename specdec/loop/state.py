@@ -223,8 +223,6 @@ class StepState:
         cache: the target's keys and values.
         drafter_state: the drafter's own.
         features: `[B, D + 1, F]` of the tokens before those of the last step, or `None`.
-        row_inputs: `[B, ...]` by name, what the call brought for each row.
-        prompt_end: `[B]` position of the last token of each prompt.
         chunk_start: `[]` position of the first token of the prompt chunk that is read next.
     """
 
@@ -236,8 +234,6 @@ class StepState:
     cache: SlotCache
     drafter_state: Any
     features: Tensor | None
-    row_inputs: dict[str, Tensor]
-    prompt_end: Tensor
     chunk_start: Tensor = shared()
 
     @classmethod
@@ -255,22 +251,20 @@ class StepState:
         if target.feature_width:
             shape = rows, depth + 1, target.feature_width
             features = torch.zeros(shape, dtype=target.dtype, device=device)
+        options = {"max_window": drafter.num_draft_tokens + 1, "extra_slots": signature.extra_slots}
+        cache = target.init_cache(rows, num_slots, **options)
+        cache.row_inputs = map_tensors(
+            partial(torch.zeros_like, device=device), _inputs_of(request)
+        )
         return cls(
             signature=signature,
             vocab_size=target.vocab_size,
             buffer=TokenBuffer(rows, num_slots, depth=depth, **sizes),
             warp=Warp(rows, device=device, **request.warp),
             noise=parts.sampler.noise_type([0] * rows, device=device),
-            cache=target.init_cache(
-                rows,
-                num_slots,
-                max_window=drafter.num_draft_tokens + 1,
-                extra_slots=signature.extra_slots,
-            ),
+            cache=cache,
             drafter_state=drafter_state,
             features=features,
-            row_inputs=map_tensors(partial(torch.zeros_like, device=device), request.row_inputs),
-            prompt_end=torch.zeros(rows, dtype=torch.long, device=device),
             chunk_start=torch.zeros((), dtype=torch.long, device=device),
         )
 
@@ -298,12 +292,10 @@ class StepState:
         )
         self.buffer.remaining[num_real:] = 0
         values = Warp(rows, **request.warp), type(self.noise)(request.seeds or [0] * rows)
-        ends = torch.tensor(request.lengths, device="cpu") - 1
-        ends = ends + request.row_inputs.get("position_offset", 0)
-        mine = self.warp, self.noise, self.row_inputs, self.prompt_end
-        copy_into(mine, (*values, request.row_inputs, ends))
         # A masked slot has weight 0, but a NaN that a broken model left there would still be one.
         fill((self.cache, self.drafter_state, self.features), 0)
+        mine = self.warp, self.noise, self.cache.row_inputs
+        copy_into(mine, (*values, _inputs_of(request)))
 
     @property
     def num_in_use(self) -> int:
@@ -332,7 +324,7 @@ class StepState:
         buffer = self.buffer
         text = self.text(parts, buffer.anchor_position)
         known = buffer.recent, self.features, buffer.start, buffer.num_new
-        return Context(*known, target=text, row_inputs=self.row_inputs)
+        return Context(*known, target=text, row_inputs=self.cache.row_inputs)
 
     def text(self, parts: Parts, lengths: Tensor) -> TargetText | None:
         """What the target has of the first `lengths` `[B]` tokens of each row, where the drafter
@@ -340,10 +332,11 @@ class StepState:
         """
         if not parts.drafter.reads_target:
             return None
-        room, inputs = self.signature.num_behind, self.window_inputs
-        return TargetText(parts.target, self.cache, lengths, room=room, row_inputs=inputs)
+        return TargetText(parts.target, self.cache, lengths, room=self.signature.num_behind)
 
-    @property
-    def window_inputs(self) -> dict[str, Tensor]:
-        """What the target's windows know of the rows, see `Target.verify`."""
-        return {**self.row_inputs, "prompt_end": self.prompt_end}
+
+def _inputs_of(request: Request) -> dict[str, Tensor]:
+    """What windows say of the rows of a call, on the host; see `SlotCache`."""
+    ends = torch.tensor(request.lengths, device="cpu") - 1
+    ends = ends + request.row_inputs.get("position_offset", 0)
+    return {**request.row_inputs, "prompt_end": ends}

@@ -83,7 +83,7 @@ class Window:
         layer_windows: sliding window of each attention layer by its index, in positions, or its
             `Chunk`; `None` for full attention, also of layers that are left out.
         feature_layers: of the hidden states that are wanted.
-        row_inputs: `[B, ...]` by name, what the call brought for each row; see `Target.verify`.
+        row_inputs: `[B, ...]` by name, those of the cache; see `SlotCache`.
         logits_to_keep: logits of the last so many tokens are computed; 0 for all of them; `None`
             where nobody reads them: as few as the model can.
         is_chunk: of a prompt: many tokens, all of which are kept.
@@ -138,7 +138,7 @@ class Window:
         if "prompt_end" not in self.row_inputs:
             raise ValueError(
                 "a window has no row_inputs['prompt_end'], the position of the last token of each "
-                "row's prompt; in a loop of your own, pass it to prefill and verify"
+                "row's prompt; in a loop of your own, set cache.row_inputs['prompt_end']"
             )
         return self.text_positions - self.row_inputs["prompt_end"][:, None]
 
@@ -214,6 +214,11 @@ class SlotCache(Cache):
         in_use: forwards attend over the first so many slots, a multiple of `SLOT_MULTIPLE`. It is S
             but inside of `narrowed`.
         memory: of recurrent layers, `None` where there are none.
+        row_inputs: what windows say of each row, by name, `[B, ...]`. `"position_offset"`, int64:
+            how much further on its tokens stand in its text than their slots say. `"prompt_end"`,
+            int64: the position of the last token of its prompt, for edits. `"adapter"`, int64: of
+            `Target.adapter_indices`; without it adapters are those that are active. And what calls
+            bring for edits and drafters.
         keys: by layer `[B, S + 1, heads, key_width]`.
         values: by layer `[B, S + 1, heads, value_width]`.
         stores: one tensor for all keys and values of one shape, `[B, n, S + 1, heads, width]`, of
@@ -229,6 +234,7 @@ class SlotCache(Cache):
 
     stores: list[Tensor]
     memory: Memory | None
+    row_inputs: dict[str, Tensor]
     num_slots: int = shared()
     extra_slots: int | None = shared()
     _places: dict[tuple, list[tuple[str, int]]] = shared()  # what is where in each store
@@ -243,7 +249,7 @@ class SlotCache(Cache):
         max_window: int = 1,
         extra_slots: int | None = None,
     ):
-        self.extra_slots = extra_slots
+        self.extra_slots, self.row_inputs = extra_slots, {}
         self.memory = Memory(batch_size, max_window, mixers) if mixers else None
         self.num_slots, self._places = round_up(num_slots), {}
         for layer, (heads, key_width, value_width, *where) in shapes.items():
@@ -298,7 +304,8 @@ class SlotCache(Cache):
         if self.memory is not None:
             self.memory.open(slots, self.padding_slot, is_chunk=is_chunk)
         own = {"memory": self.memory, "has_kernels": self.has_kernels}
-        self.window = Window(slots, self.in_use, is_chunk=is_chunk, **own, **options)
+        own["row_inputs"] = self.row_inputs
+        self.window = Window(slots, self.in_use, is_chunk=is_chunk, **{**own, **options})
         return self.window
 
     def check_rows(self, tokens: Tensor) -> None:

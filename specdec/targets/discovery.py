@@ -19,7 +19,6 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from specdec.hf import (
     IGNORED_ATTRIBUTES,
     WINDOWED_LAYERS,
-    cache_argument,
     cause_of_refusal,
     code_of,
     device_of,
@@ -30,13 +29,12 @@ from specdec.hf import (
     position_limit,
 )
 from specdec.targets.attention import ATTENTION, PROBE, LearnedLayer
-from specdec.targets.cache import Chunk, KeyValueShape
+from specdec.targets.cache import Chunk
 from specdec.targets.edits.edit import Faster
 from specdec.targets.edits.experts import StepExperts
 from specdec.targets.edits.fusion import Fusion, note_on_weights
 from specdec.targets.edits.joint import JointProducts
-from specdec.targets.edits.memory import MixerPlan
-from specdec.targets.mixers import WatchedCache, closing_gates
+from specdec.targets.mixers import stored_of, with_closing_gates
 from specdec.targets.route import Route
 from specdec.targets.self_test import compare
 from specdec.targets.views import open_view
@@ -45,7 +43,6 @@ from specdec.targets.witness import (
     Reading,
     is_same_reading,
     read_little,
-    trial_texts,
 )
 from specdec.targets.wrappers import (
     copied_values,
@@ -170,7 +167,7 @@ def _through_attention_interface(model: PreTrainedModel) -> Route:
     learned: dict[int, LearnedLayer] = {}
     view = open_view(model, Route(PROBE))
     # A function, since hooks of accelerate's hand copies of dictionaries on.
-    shapes, mixers = _stored(view, slot_window=learned.__setitem__)
+    stored = stored_of(view, slot_window=learned.__setitem__)
     windows: dict[int, int | Chunk | None] = {}
     for layer, (mask, module, has_softcap) in learned.items():
         if has_softcap and model.config.get_text_config()._attn_implementation == "sdpa":
@@ -199,8 +196,8 @@ def _through_attention_interface(model: PreTrainedModel) -> Route:
             raise ValueError(f"layer {layer} is {kind} but has no {WINDOWED_LAYERS[kind]}")
     modules = {id(module) for _, module, _ in learned.values()}
     names = tuple(name for name, module in view.named_modules() if id(module) in modules)
-    route = Route(ATTENTION, windows, shapes, names, mixers)
-    return replace(route, mixers=closing_gates(model, route))
+    route = Route(ATTENTION, windows, attention_modules=names, **stored)
+    return with_closing_gates(model, route)
 
 
 def _with_dense_mask(model: PreTrainedModel) -> Route:
@@ -208,35 +205,7 @@ def _with_dense_mask(model: PreTrainedModel) -> Route:
     config, sizes = model.config.get_text_config(), ("sliding_window", "attention_chunk_size")
     if _windowed_layers(model) or any(getattr(config, size, None) for size in sizes):
         raise ValueError("one dense mask cannot hold the windows of some layers")
-    shapes, mixers = _stored(open_view(model, Route()))
-    route = Route(shapes=shapes, mixers=mixers)
-    return replace(route, mixers=closing_gates(model, route))
-
-
-def _stored(
-    view: PreTrainedModel, **options: object
-) -> tuple[dict[int, KeyValueShape], dict[str, MixerPlan]]:
-    """What the layers of a view store of a token, and what its mixers keep, seen in HF's own cache
-    after a forward.
-    """
-    kinds = set(getattr(view.config.get_text_config(), "layer_types", None) or ())
-    is_stateful = getattr(view, "_is_stateful", False)
-    is_recurrent = is_stateful or not kinds <= {"full_attention", *WINDOWED_LAYERS}
-    cache = WatchedCache(view) if is_recurrent else DynamicCache()
-    options[cache_argument(view)] = cache
-    view(input_ids=trial_texts(view, 2), use_cache=True, **options)
-    mixers = cache.mixers() if is_recurrent else {}
-    if is_recurrent and not mixers:
-        raise ValueError("its recurrent state does not go through HF's cache")
-    shapes = {
-        index: KeyValueShape(
-            *(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]),
-            *(torch.promote_types(layer.keys.dtype, layer.values.dtype), layer.keys.device),
-        )
-        for index, layer in enumerate(cache.layers)
-        if getattr(layer, "keys", None) is not None
-    }
-    return shapes, mixers
+    return with_closing_gates(model, Route(**stored_of(open_view(model, Route()))))
 
 
 def _windowed_layers(model: PreTrainedModel) -> dict[int, str]:

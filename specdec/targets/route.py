@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from specdec.targets.cache import Chunk, KeyValueShape
+from specdec.targets.cache import Chunk, KeyValueShape, SlotCache
 from specdec.targets.edits.edit import Faster
 from specdec.targets.edits.memory import MixerPlan
 
@@ -40,6 +41,10 @@ class Route:
     edits: tuple[Faster, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
     num_tried: int = 0
+
+    def init_cache(self, batch_size: int, num_slots: int, **options: Any) -> SlotCache:
+        """Storage for what the layers keep of rows; options as of `SlotCache`."""
+        return SlotCache(batch_size, num_slots, self.shapes, mixers=self.mixers, **options)
 
     @property
     def is_compiled(self) -> bool:

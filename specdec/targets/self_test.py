@@ -374,17 +374,16 @@ class _Trial:
         self._views, self._trace = views._replace(chunk=views.step), _Trace(views.step, route)
         device, self._narrow = self._tokens.device, 2 * length
         width = max(self._narrow, _width(model, sizes, route.shapes.values()))
-        options = {"mixers": route.mixers, "max_window": 2 * length, "extra_slots": 0}
-        self._cache = SlotCache(2, width, route.shapes, **options)
+        self._cache = route.init_cache(2, width, max_window=2 * length, extra_slots=0)
         # Row 0 keeps all of the first window, row 1 all but the last token of it.
         half = length // 2
         self._everything = torch.arange(length, device=device).expand(2, -1)
         self._first = self._everything[:, :half]
         self._kept = torch.tensor([[half], [half - 1]], device=device)
         self._later = self._kept + torch.arange(length - half, device=device)
-        self._row_inputs = {}
         if edits:
-            self._row_inputs["prompt_end"] = torch.tensor([half - 2, length - 2], device=device)
+            ends = torch.tensor([half - 2, length - 2], device=device)
+            self._cache.row_inputs["prompt_end"] = ends
             read = partial(self._read, self._tokens, self._cache, self._everything)
             parts = self._tokens, self._trace, read, "one window over the whole text"
             self.plain = _Plain(model, route, *parts)
@@ -404,7 +403,7 @@ class _Trial:
         yield self.plain.difference(self._later, self._states(later, self._later))
         yield self.plain.difference(self._kept, self._states(one, self._kept))
         if self._cache.memory is not None:  # the same behind a chunk of a prompt
-            fill(self._cache, 0)
+            fill((self._cache.memory, self._cache.stores), 0)
             ragged = torch.where(self._first < self._kept, self._first, self._cache.padding_slot)
             self._states(first, ragged, is_chunk=True)
             yield self.plain.difference(self._later, self._states(later, self._later))
@@ -439,9 +438,8 @@ class _Trial:
 
     def _read(self, tokens: Tensor, cache: SlotCache, slots: Tensor, **window: Any) -> Tensor:
         """Logits of a window."""
-        options = {"row_inputs": self._row_inputs, **window}
         return forward(
-            self._views, tokens, cache, open_window(self._views, cache, slots, **options)
+            self._views, tokens, cache, open_window(self._views, cache, slots, **window)
         )[0]
 
     def batches(self) -> Iterator[Differences]:
@@ -456,12 +454,11 @@ class _Trial:
     def _in_batch(self, rows: Tensor) -> dict[str, Tensor]:
         """Everything to compare, of these texts as a batch."""
         length, route = self._tokens.shape[1], self._views.route
-        options = {"mixers": route.mixers, "max_window": length}
-        cache = SlotCache(len(rows), length, route.shapes, **options)
+        cache = route.init_cache(len(rows), length, max_window=length)
+        cache.row_inputs = {name: each[rows] for name, each in self._cache.row_inputs.items()}
         slots = self._everything[:1].expand(len(rows), -1)
-        own = {name: each[rows] for name, each in self._row_inputs.items()}
         return self._trace.run(
-            lambda: self._read(self._tokens[rows], cache, slots, row_inputs=own),
+            lambda: self._read(self._tokens[rows], cache, slots),
             lambda name, arrived: self.plain.inputs[name][rows.to(arrived.device)],
         )
 

@@ -111,8 +111,11 @@ class SlotModel:
     @cached_property
     def _views(self) -> Views:
         """Opened with the first cache: later may be inside of a guard or a capture."""
-        part = () if self.layers is None else (only_layers(self.layers, self.route),)
-        return open_views(self.model, self.route, self.feature_layers, (*self.edits, *part))
+        edits = self.edits
+        if self.layers is not None:
+            part = only_layers(self.layers, returns_tuples=self.route.returns_tuples)
+            edits = (*edits, part)
+        return open_views(self.model, self.route, self.feature_layers, edits)
 
     @property
     def is_fused(self) -> bool:
@@ -248,10 +251,8 @@ class SlotModel:
         check_integer("max_window", max_window, 1)
         self.check_room(batch_size, num_slots, max_window=max_window)
         _ = self._views
-        options = {"mixers": self.route.mixers, "max_window": max_window}
-        return SlotCache(
-            batch_size, num_slots, self.route.shapes, extra_slots=extra_slots, **options
-        )
+        options = {"max_window": max_window, "extra_slots": extra_slots}
+        return self.route.init_cache(batch_size, num_slots, **options)
 
     def check_room(self, batch_size: int, num_slots: int, *, max_window: int = 1) -> None:
         """Raises `ValueError` for a cache that no device here can hold."""
@@ -336,10 +337,16 @@ class Target(SlotModel):
             layers: indices of those that run; a layer left out hands on what it was given.
 
         Raises:
-            ValueError: a layer that does not exist.
+            ValueError: a layer that does not exist, or some are to be left out of a model with
+                recurrent ones.
         """
         for layer in layers:
             check_integer("layers", layer, 0, self.num_layers - 1)
+        if self.is_recurrent and len({*layers}) < self.num_layers:
+            raise ValueError(
+                f"no layers of {type(self.model).__name__} can be left out: its recurrent layers "
+                "remember one window together; run all of them (layers=None)"
+            )
         other = copy.copy(self)
         other.layers = tuple(layers)
         _ = other._views  # no cache is asked of a part, and a step is no time to open them
@@ -356,7 +363,8 @@ class Target(SlotModel):
 
     @torch.inference_mode()
     def adapter_indices(self, names: Sequence[str]) -> list[int]:
-        """Numbers of the rows' adapters, for `verify`, from PEFT's names, `"__base__"` for none.
+        """Numbers of the rows' adapters, for `SlotCache.row_inputs`, from PEFT's names,
+        `"__base__"` for none.
 
         Raises:
             TypeError: not a sequence of names.
@@ -366,7 +374,8 @@ class Target(SlotModel):
         found = adapter_indices(self.model, names)
         rows = torch.zeros(3, dtype=torch.long, device=self.device)
         cache, draft = self.init_cache(3, 2), Draft(rows[:, None])
-        self.verify(cache, rows, rows, draft, row_inputs={"adapter": rows, "prompt_end": rows})
+        cache.row_inputs = {"adapter": rows, "prompt_end": rows}
+        self.verify(cache, rows, rows, draft)
         return found
 
     @property
@@ -397,7 +406,6 @@ class Target(SlotModel):
         lengths: Tensor,
         *,
         offset: int | Tensor,
-        row_inputs: Mapping[str, Tensor] | None = None,
     ) -> Tensor | None:
         """Reads one chunk of the prompts; rows shorter than the chunk write nothing.
 
@@ -410,7 +418,6 @@ class Target(SlotModel):
             lengths: `[B]` how many tokens of each prompt to read in all; positions at or beyond it
                 are skipped.
             offset: position of the chunk's first token; a tensor `[]` where it is on the device.
-            row_inputs: see `verify`.
 
         Returns:
             Features `[B, C, F]`, or `None`.
@@ -421,8 +428,7 @@ class Target(SlotModel):
         positions = offset + torch.arange(tokens.shape[1], device=tokens.device)
         slots = torch.where(positions < lengths[:, None], positions, cache.padding_slot)
         tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
-        options = {"logits_to_keep": None, "is_chunk": True, "row_inputs": row_inputs}
-        return self.forward(tokens, cache, slots, **options)[1]
+        return self.forward(tokens, cache, slots, logits_to_keep=None, is_chunk=True)[1]
 
     def verify(
         self,
@@ -430,8 +436,6 @@ class Target(SlotModel):
         start: Tensor,
         anchor: Tensor,
         draft: Draft,
-        *,
-        row_inputs: Mapping[str, Tensor] | None = None,
     ) -> TargetOutput:
         """One forward over the anchor and the K draft tokens, a chain or a tree: nodes stand at
         positions by their depth, and see the text and their ancestors.
@@ -444,10 +448,6 @@ class Target(SlotModel):
             start: `[B]` position of the anchor.
             anchor: `[B]` the last committed token, not yet read by the target.
             draft: `[B, K]` tokens of the target's vocabulary.
-            row_inputs: `[B, ...]` by name. `"position_offset"`, int64: how much further on each
-                row's tokens stand in its text than their slots say. `"adapter"`, int64: of
-                `adapter_indices`; without it adapters are those that are active. `"prompt_end"`,
-                int64: the position of the last token of each row's prompt, for edits.
 
         Returns:
             Logits `[B, K + 1, V]` and features.
@@ -458,4 +458,4 @@ class Target(SlotModel):
         tree = {}
         if not draft.is_chain:  # of a chain slots say where tokens stand and what they see
             tree = {"positions": start[:, None] + draft.depths, "visible": draft.ancestors}
-        return TargetOutput(*self.forward(tokens, cache, slots, row_inputs=row_inputs, **tree))
+        return TargetOutput(*self.forward(tokens, cache, slots, **tree))

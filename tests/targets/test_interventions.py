@@ -539,12 +539,12 @@ def test_a_loop_of_ones_own_says_where_prompts_end():
     target = Target(model, edits=(steering(vector_for(model)),))
     cache, ids = target.init_cache(1, 32), torch.tensor([[5, 6, 7]])
     end, nothing = torch.tensor([2]), Draft(ids[:, :0])
-    with pytest.raises(ValueError, match=r"pass it to prefill and verify"):
+    with pytest.raises(ValueError, match=r"set cache\.row_inputs"):
         target.prefill(cache, ids, end, offset=0)
-    inputs = {"prompt_end": end}
+    cache.row_inputs["prompt_end"] = end
     with torch.inference_mode():
-        target.prefill(cache, ids, end, offset=0, row_inputs=inputs)
-        logits = target.verify(cache, end, ids[:, 2], nothing, row_inputs=inputs).logits[0, -1]
+        target.prefill(cache, ids, end, offset=0)
+        logits = target.verify(cache, end, ids[:, 2], nothing).logits[0, -1]
     with hf_steered(model, vector_for(model)), torch.no_grad():
         torch.testing.assert_close(logits, model(ids).logits[0, -1], rtol=1e-4, atol=1e-4)
 
