@@ -322,9 +322,15 @@ class StepState:
         keys and values where it reads them.
         """
         buffer = self.buffer
-        text = self.text(parts, buffer.anchor_position)
         known = buffer.recent, self.features, buffer.start, buffer.num_new
-        return Context(*known, target=text, row_inputs=self.cache.row_inputs)
+        return self.context_of(parts, *known, num_read=buffer.anchor_position)
+
+    def context_of(self, parts: Parts, *known: Tensor | None, num_read: Tensor) -> Context:
+        """A context of these tokens, features, starts and counts, where the target has read the
+        first `num_read` `[B]` tokens of each row.
+        """
+        text, own = self.text(parts, num_read), self.cache.row_inputs
+        return Context(*known, target=text, row_inputs=own)
 
     def text(self, parts: Parts, lengths: Tensor) -> TargetText | None:
         """What the target has of the first `lengths` `[B]` tokens of each row, where the drafter

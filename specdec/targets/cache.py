@@ -127,6 +127,15 @@ class Window:
         offset = self.row_inputs.get("position_offset")
         return positions if offset is None else positions + offset[:, None]
 
+    def positions_below(self, limit: int | None, padding_slot: int) -> Tensor:
+        """The same for a model of so many positions. Tokens at or beyond the last one will be
+        forgotten: those in the padding slot, and what a row drafts beyond its last token.
+        """
+        positions = self.text_positions
+        has_offset = "position_offset" in self.row_inputs
+        fits = limit is None or (padding_slot < limit and not has_offset)
+        return positions if fits else positions.clamp(max=limit - 1)
+
     @property
     def since_prompt(self) -> Tensor:
         """`[B, N]`, how many positions after the last token of its row's prompt each token stands:

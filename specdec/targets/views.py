@@ -159,11 +159,8 @@ def forward(
     view = views.chunk if window.is_chunk else views.step
     inputs = {"input_ids": tokens, views.cache_name: cache, "use_cache": True}
     if "position_ids" in views.arguments:
-        # Tokens at or beyond the last position will be forgotten.
-        positions, limit = window.text_positions, views.max_positions
-        has_offset = "position_offset" in window.row_inputs
-        fits = limit is None or (cache.padding_slot < limit and not has_offset)
-        inputs["position_ids"] = positions if fits else positions.clamp(max=limit - 1)
+        positions = window.positions_below(views.max_positions, cache.padding_slot)
+        inputs["position_ids"] = positions
     if views.route.attention is None and views.max_positions is not None:
         # Tables of biases and masks, as of MPT and GPT-Neo, have a column for each position.
         window.num_attended = min(window.num_attended, views.max_positions)

@@ -183,6 +183,22 @@ def test_a_batch_that_hf_pads_on_the_left_has_the_same_texts():
     assert texts(SpeculativeGenerator(target, "lookup")) == expected
 
 
+@pytest.mark.parametrize("chunk", [2048, 4])
+def test_rows_that_end_leave_the_others_their_prompts_ends(chunk):
+    model, ends = build("llama"), [*range(0, VOCAB, 7)]
+    target = Target(model, edits=(steering(vector_for(model)),))
+    generator = SpeculativeGenerator(target, "lookup", prefill_chunk_size=chunk)
+    options = GREEDY | {"eos_token_id": ends}
+    result = generator.generate(IDS, MASK, **options)
+    with hf_steered(model, vector_for(model)):
+        expected = hf_rows(model)
+    lengths = {min([row.index(t) for t in row if t in ends] + [NUM_NEW]) for row in expected}
+    assert len(lengths) > 2
+    for text, row in zip(result.texts, expected, strict=True):
+        end = min([row.index(t) + 1 for t in row if t in ends] + [NUM_NEW])
+        assert text == row[:end]
+
+
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("name", ["eagle3", "mask-token"])
 def test_heads_of_the_zoo_draft_for_a_steered_target(name, graphs):
