@@ -20,7 +20,7 @@ from specdec.hf import device_of, position_limit
 from specdec.targets.cache import Chunk, SlotCache, check_room
 from specdec.targets.discovery import find_route, length_to_try
 from specdec.targets.edits.adapters import adapter_indices
-from specdec.targets.edits.edit import Edit, check_edits
+from specdec.targets.edits.edit import Edit, check_edits, name_of
 from specdec.targets.edits.layers import only_layers
 from specdec.targets.features import FeatureLayer, Queries, check_layers
 from specdec.targets.route import Route
@@ -135,8 +135,9 @@ class SlotModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was chosen for this model, and why, where there was a choice."""
-        return tuple(self.route.notes.values())
+        """What was chosen for this model, and why, where there was a choice; and what edits it."""
+        own = (f"edited by {', '.join(map(name_of, self.edits))}",) if self.edits else ()
+        return (*self.route.notes.values(), *own)
 
     def __getstate__(self) -> dict:
         left_out = "_views", "_surface", "hooks"

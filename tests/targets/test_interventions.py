@@ -611,3 +611,18 @@ def test_around_a_recurrent_mixer_positions_are_known_and_inside_they_are_not():
     assert texts(generator) == expected != hf_rows(model)
     with pytest.raises(ValueError, match=r"\(edit\) (fail in|depend on)"):
         Target(model, edits=(steering_at("linear_attn.norm"),))
+
+
+def test_a_run_and_explain_say_what_edits_a_target():
+    model = build("llama")
+    found = {}
+    for scale in (1.0, 2.0):
+        target = Target(model, edits=(steering(vector_for(model, scale)), ablation))
+        generator = SpeculativeGenerator(target, "lookup")
+        assert "edited by steer, ablation" in generator.explain()
+        found[scale] = evaluate(generator, [[7, 8, 9]], max_new_tokens=4).about["run"]["target"]
+        names = [each["function"].rpartition(".")[2] for each in found[scale]["edits"]]
+        assert names == ["steer", "ablation"]
+    assert found[1.0] != found[2.0]
+    plain = evaluate(SpeculativeGenerator(model, "lookup"), [[7, 8, 9]], max_new_tokens=4)
+    assert "edits" not in plain.about["run"]["target"]
