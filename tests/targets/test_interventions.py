@@ -24,7 +24,7 @@ from specdec import (
     evaluate,
     zoo,
 )
-from specdec.certify import certify
+from specdec.certificates import certify
 from specdec.evaluation.hf_generate import HFGenerate
 from specdec.graphs import CaptureError
 from specdec.targets import window_of, wrap_forward
