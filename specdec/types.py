@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from enum import IntFlag
 from functools import cached_property
 from typing import Any
 
@@ -21,23 +20,6 @@ from specdec.arguments import check_integer, check_tensor
 
 PAD_TOKEN = -1
 """Fills the token slots of a record that hold no token."""
-
-
-class Fault(IntFlag):
-    """What a step may find wrong with its inputs, on the device and without waiting. The host reads
-    it before a token of the step is emitted; `specdec.loop.outcome` has the words.
-    """
-
-    TARGET_LOGITS = 1
-    DRAFT_PROBS = 2
-    DRAFT_TOKEN = 4
-    DRAFT_ID = 8
-    NUM_VALID = 16
-    NUM_ACCEPTED = 32
-    EMITTED_ID = 64
-    ACCEPTED_TOKEN = 128
-    NUM_DRAFTED = 256
-    PARENT = 512
 
 
 class FilledIn:
@@ -290,10 +272,8 @@ class Verdict:
         tokens: `[B, D + 1]` int64: the accepted path, one recovered or bonus token, then
             `PAD_TOKEN`.
         num_accepted: `[B]` int64 in 0..D, without the extra token.
-        num_drafted: `[B]` int64 in 0..K, how many tokens were up for decision; `None` for K in
-            every row.
-        faults: `[B]` int64, sums of `Fault` values, 0 for sound inputs; `None` when the sampler did
-            not look.
+        num_drafted: `[B]` int64 in 0..K, how many tokens were up for decision; `None` for all that
+            the row drafted.
         path: `[B, D + 1]` int64, the rows of the window that were accepted: 0, the anchor, and i +
             1 for node i; after the accepted ones anything in 0..K. Left out it is 0, 1, 2, ..., as
             of a chain, where it does not matter.
@@ -302,16 +282,14 @@ class Verdict:
     tokens: Tensor
     num_accepted: Tensor
     num_drafted: Tensor | None = None
-    faults: Tensor | None = None
     path: Tensor = FilledIn(lambda verdict: _counted(verdict.tokens))
 
     def __post_init__(self):
         shape = check_tensor("verdict.tokens", self.tokens, (None, None), _IDS).shape
         where = self.tokens.device
         check_tensor("verdict.num_accepted", self.num_accepted, shape[:1], _IDS, device=where)
-        for name, count in (("num_drafted", self.num_drafted), ("faults", self.faults)):
-            if count is not None:
-                check_tensor(f"verdict.{name}", count, shape[:1], _IDS, device=where)
+        if self.num_drafted is not None:
+            check_tensor("verdict.num_drafted", self.num_drafted, shape[:1], _IDS, device=where)
         if vars(self)["path"] is not None:
             check_tensor("verdict.path", self.path, shape, _IDS, device=where)
 

@@ -398,7 +398,7 @@ def test_paths_are_compared_by_the_tokens_in_which_they_differ_and_not_by_roundi
     parents = torch.tensor([[-1, -1, 0, 1, 2, 3]])
     draft = Draft(tokens, probs, parents=parents, depth=3, num_paths=2)
     uniforms = kernel.VerifyUniforms(torch.full((1, 6), 1e-3), torch.full((1,), 0.5))
-    verdict = kernel.verify_greedy_path(draft, target, torch.zeros(1, 7), uniforms)
+    verdict = kernel.verify_greedy_path(draft, target, uniforms)
     assert verdict.path.tolist() == [[0, 1 + better, 3 + better, 5 + better]]
 
 

@@ -19,13 +19,7 @@ from specdec.kernels.types import (
     VerifyUniforms,
     WarpParams,
 )
-from specdec.kernels.verify.reference import (
-    append_token,
-    find_draft_faults,
-    find_faults,
-    take_rows,
-    token_rule,
-)
+from specdec.kernels.verify.reference import append_token, take_rows, token_rule
 from specdec.kernels.verify.tree import longest_path, verdict_of, verify_tree
 from specdec.kernels.verify.verdict import verify, verify_points, verify_probs
 
@@ -55,8 +49,6 @@ __all__ = [
     "draw",
     "exponentials",
     "find_cutoff",
-    "find_draft_faults",
-    "find_faults",
     "first_arrival",
     "longest_path",
     "philox",

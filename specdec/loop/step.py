@@ -153,7 +153,25 @@ def accept(
     if state.signature.wants_logprobs:
         logprobs = _logprobs(state, draft, verdict, output.logits, logits)
     num_new, vocab_size = state.buffer.num_new, state.vocab_size
-    return Outcome(draft, verdict, logits, num_new, is_eos, vocab_size, logprobs)
+    checked = numbers_to_check(draft, logits)
+    return Outcome(draft, verdict, logits, num_new, is_eos, vocab_size, checked, logprobs)
+
+
+def numbers_to_check(draft: Draft, logits: Tensor) -> Tensor:
+    """What `outcome.find_faults` looks at of tables that stay on the device.
+
+    Args:
+        draft: K tokens per row.
+        logits: `[B, N, V]` that it was verified by.
+
+    Returns:
+        `[B, N]` float64, the largest logit of each row of the window, NaN where one is NaN; with
+        draft probabilities `[B, N + 3 K]`, of each token their sum, the smallest, and its own.
+    """
+    found = [logits.amax(dim=-1)]
+    if draft.probs is not None:
+        found += draft.probs.sum(dim=-1), draft.probs.amin(dim=-1), draft.token_probs
+    return torch.cat(found, dim=1).double()
 
 
 def _logprobs(

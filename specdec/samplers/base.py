@@ -114,8 +114,7 @@ class Sampler(nn.Module, ABC):
         """As `forward`, where every distribution of the target is one-hot: what `accept` gives
         then, without probabilities. A rule that accepts other tokens, too, overrides it.
         """
-        largest, tokens = target_logits.max(dim=-1)  # the first of equal maxima
-        return verify_points(draft, tokens, largest)
+        return verify_points(draft, target_logits.argmax(dim=-1))  # the first of equal maxima
 
 
 def check_sampler(sampler: Sampler) -> None:

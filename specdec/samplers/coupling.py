@@ -42,5 +42,4 @@ class CouplingSampler(Sampler):
         """Compares draws."""
         if not draft.is_chain:  # whose depths are its indices, as the noise has them already
             noise = noise.at_depths(draft.depths)
-        winners = noise.race(target_logits, warp, index=0)
-        return verify_points(draft, winners, target_logits.amax(dim=-1))
+        return verify_points(draft, noise.race(target_logits, warp, index=0))

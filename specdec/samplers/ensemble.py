@@ -54,5 +54,4 @@ class EnsembleSampler(Sampler):
             is_drafted = is_drafted & ~warp.greedy_rows[:, None]
         # Where nothing was drafted the token is the target's alone.
         mixed = torch.where(is_drafted[..., None], mixed, probs)
-        largest, uniforms = target_logits.amax(dim=-1), rule_uniforms(draft, noise)
-        return verify_probs(draft, mixed, largest, uniforms, by_block=False)
+        return verify_probs(draft, mixed, rule_uniforms(draft, noise), by_block=False)

@@ -37,8 +37,7 @@ class PathSampler(Sampler):
                 'other; draft with tree="4x5 paths", or verify other trees by BlockSampler'
             )
         probs = warp_probs(target_logits, warp.params(target_logits))
-        uniforms = rule_uniforms(draft, noise)
-        return self.verify_paths(draft, probs, target_logits.amax(dim=-1), uniforms)
+        return self.verify_paths(draft, probs, rule_uniforms(draft, noise))
 
 
 class GBVSampler(PathSampler):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_number
-from specdec.kernels import draw, find_draft_faults, longest_path, take_rows, verdict_of
+from specdec.kernels import draw, longest_path, take_rows, verdict_of
 from specdec.samplers.base import Sampler, rule_uniforms
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
@@ -58,7 +58,4 @@ class TypicalSampler(Sampler):
         is_accepted = (of_draft > threshold.gather(1, rows)) | (of_draft == 1)
         path = longest_path(draft, is_accepted)
         extra = draw(take_rows(probs, path.end)[:, 0], rule_uniforms(draft, noise).resample)
-        # The rule does not use the draft probabilities. They are checked because a drafter whose
-        # probabilities are NaN proposes one token for ever, which a lossy rule may accept.
-        largest = target_logits.amax(dim=-1)
-        return verdict_of(draft, path, extra, largest, find_draft_faults(draft))
+        return verdict_of(draft, path, extra)

@@ -121,7 +121,7 @@ class Paths:
                 races = draws.view(len(rows), -1, draws.shape[-1]).to(self.device)
             noise = ScriptedNoise(uniforms.to(self.device), races)
             verdict = check_verdict(decide, decide(draft, logits, warp, noise), draft)
-            check_decisions(decide, verdict, draft, logits.shape[-1])
+            check_decisions(decide, verdict, draft, logits)
             return map_tensors(Tensor.cpu, verdict)
 
         return run

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdec.kernels.sample.reference import draw
 from specdec.kernels.types import VerifyUniforms
-from specdec.kernels.verify.reference import block_rule, find_draft_faults, take_rows
+from specdec.kernels.verify.reference import block_rule, take_rows
 from specdec.kernels.verify.tree import Path, verdict_of
 from specdec.types import Draft, Verdict
 
@@ -20,9 +20,7 @@ _HALVINGS = 30
 """Of the interval in which the divisor of `k_sequential` lies: to 1e-9 of its width."""
 
 
-def verify_greedy_path(
-    draft: Draft, target_probs: Tensor, largest_logits: Tensor, uniforms: VerifyUniforms
-) -> Verdict:
+def verify_greedy_path(draft: Draft, target_probs: Tensor, uniforms: VerifyUniforms) -> Verdict:
     """Block verification of the best one of several paths (GBV): that whose first token has the
     largest target / draft; of equal ones, that whose second token has; and so on.
 
@@ -32,7 +30,6 @@ def verify_greedy_path(
     Args:
         draft: independent paths with probabilities.
         target_probs: `[B, N, V]`.
-        largest_logits: `[B, N]`, see `find_faults`.
         uniforms: to accept and to resample.
 
     Reference: Thomas, Pal, arXiv:2602.16961.
@@ -67,7 +64,7 @@ def verify_greedy_path(
     probs = best_of(count, draft.num_paths, chain.tokens, chain.probs, target[:, :-1])
     tokens, length = block_rule(replace(chain, probs=probs), target, draws)
     path, extra = Path(length, F.pad(nodes + 1, (1, 0))), tokens.gather(1, length[:, None])[:, 0]
-    return verdict_of(draft, path, extra, largest_logits, find_draft_faults(draft))
+    return verdict_of(draft, path, extra)
 
 
 def _first_of_prefix(tokens: Tensor) -> Tensor:
@@ -122,7 +119,7 @@ def best_of(count: Tensor, most: int, tokens: Tensor, probs: Tensor, target: Ten
 
 
 def verify_sequential_paths(
-    draft: Draft, target_probs: Tensor, largest_logits: Tensor, uniforms: VerifyUniforms
+    draft: Draft, target_probs: Tensor, uniforms: VerifyUniforms
 ) -> Verdict:
     """Tries path after path until one is accepted in part: whether by SpecTr's k-sequential
     selection, and how far by the block rule.
@@ -148,7 +145,7 @@ def verify_sequential_paths(
     rest = torch.where(rest.sum(dim=-1, keepdim=True) > 0, rest, target_probs[:, 0])
     extra = torch.where(length > 0, extra, draw(rest, uniforms.resample))
     path = Path(length, F.pad(nodes[first[:, 0]] + 1, (1, 0)))
-    return verdict_of(draft, path, extra, largest_logits, find_draft_faults(draft))
+    return verdict_of(draft, path, extra)
 
 
 def k_sequential(count: Tensor, target: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
