@@ -216,7 +216,7 @@ class Outcome:
         window where no token was possible, `[B, K + 1]` bool.
         """
         index = torch.arange(self.draft.depth + 1, device=is_empty.device)
-        is_empty = is_empty.gather(1, self.verdict.path.clamp(0, is_empty.shape[1] - 1))
+        is_empty = is_empty.gather(1, self.verdict.rows.clamp(0, is_empty.shape[1] - 1))
         first = torch.where(is_empty, index, len(index)).amin(dim=1)
         return replace(self, num_sound=torch.minimum(self.num_new, first))
 
@@ -242,7 +242,7 @@ class Outcome:
             "drafted": proposed.tokens,
         }
         if not proposed.is_chain:
-            columns |= {"path": verdict.path, "parents": proposed.parents}
+            columns |= {"path": verdict.rows, "parents": proposed.parents}
         if self.checked is not None:  # the same bits, so that one table holds everything
             columns["checked"] = self.checked.view(torch.long)
         columns = {name: column for name, column in columns.items() if column is not None}

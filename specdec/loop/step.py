@@ -216,7 +216,7 @@ def check_verdict(sampler: Sampler, verdict: object, draft: Draft) -> Verdict:
         ValueError: other sizes or another device; names both sides. No path through a tree.
     """
     _check_fit(sampler, verdict, Verdict, (len(draft.tokens), draft.depth + 1), draft.tokens.device)
-    if not (draft.is_chain or verdict.has_path):
+    if verdict.path is None and not draft.is_chain:
         raise ValueError(
             f"{name_of(sampler)} returned path=None for a tree; Verdict.path names the nodes of a "
             "tree that were accepted, and is None for a chain"
