@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.arguments import name_of
 from specdec.graphs.tree import map_tensors
 from specdec.results import RowStep
 from specdec.types import Draft, Verdict
@@ -95,14 +96,6 @@ def fault_text(faults: int, drafter: object, sampler: object) -> str:
     """
     text = next(text for fault, text in _TEXTS.items() if fault & faults)
     return text.format(drafter=name_of(drafter), sampler=name_of(sampler))
-
-
-def name_of(part: object) -> str:
-    """What messages call a part: its attribute `name` where that is a text, as of a foreign rule;
-    else its class's name.
-    """
-    name = getattr(part, "name", None)
-    return name if isinstance(name, str) else type(part).__name__
 
 
 def find_faults(told: Mapping[str, np.ndarray], vocab_size: int) -> np.ndarray:

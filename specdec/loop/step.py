@@ -15,9 +15,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specdec.arguments import shown
+from specdec.arguments import name_of, shown
 from specdec.kernels import take_rows
-from specdec.loop.outcome import Outcome, name_of
+from specdec.loop.outcome import Outcome
 from specdec.loop.state import Parts, StepState
 from specdec.samplers.base import Sampler
 from specdec.samplers.noise import StepNoise

@@ -66,7 +66,7 @@ class Sampler(nn.Module, ABC):
         Raises:
             ValueError: the draft's vocabulary or length does not fit the logits.
         """
-        _check_fit(draft, target_logits)
+        _check_logits(draft, target_logits)
         if warp.is_greedy:
             return self.accept_greedily(draft, target_logits)
         return self.accept(draft, target_logits, warp, noise)
@@ -135,7 +135,7 @@ def check_sampler(sampler: Sampler) -> None:
         raise TypeError(f"{name}.noise_type must be a subclass of Noise, got {shown(source)}")
 
 
-def _check_fit(draft: Draft, target_logits: Tensor) -> None:
+def _check_logits(draft: Draft, target_logits: Tensor) -> None:
     rows, width = draft.tokens.shape
     if target_logits.shape[:2] != (rows, width + 1):
         raise ValueError(
