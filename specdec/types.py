@@ -99,9 +99,6 @@ class Draft:
         runs: sizes of consecutive runs of nodes, K in all, in which no node hangs on another one or
             on the same one as another: rules that look at probabilities take one run at a time.
             `None` for runs of one node.
-        num_paths: P, where the tree is P paths from the anchor, each drawn independently of the
-            others, so that two may agree: node i follows node i - P, and the first P the anchor.
-            Rules for such paths must be told, since `probs` cannot show it. `None` for other trees.
         raw_probs: `[B, K]`, the drafter's probability of each token before temperature and
             truncation, for traces (`Drawing.wants_raw`); `None` where nobody asked.
         proposed: set by the loop: the draft as the drafter returned it, where ids and counts of
@@ -114,7 +111,6 @@ class Draft:
     parents: Tensor | None = None
     depth: int | None = None
     runs: tuple[int, ...] | None = None
-    num_paths: int | None = None
     raw_probs: Tensor | None = None
     proposed: Draft | None = None
 
@@ -136,8 +132,6 @@ class Draft:
             object.__setattr__(self, "runs", (1,) * width)
         if sum(self.runs) != width:
             raise ValueError(f"draft.runs must sum to {width} nodes, got {self.runs}")
-        if self.num_paths is not None:
-            check_integer("draft.num_paths", self.num_paths, min(width, 1), width)
 
     @cached_property
     def is_chain(self) -> bool:

@@ -27,13 +27,17 @@ if TYPE_CHECKING:
     from specdec.kernels.attention.reference import attends_raggedly, ragged_attention
     from specdec.kernels.linear.reference import scaled_linear
     from specdec.kernels.slots.reference import write_slots, writes_slots
-    from specdec.kernels.verify.paths import verify_greedy_path, verify_sequential_paths
+    from specdec.kernels.verify.paths import (
+        PathDraft,
+        verify_greedy_path,
+        verify_sequential_paths,
+    )
 
 _HOMES = {
     "specdec.kernels.attention.reference": "attends_raggedly ragged_attention",
     "specdec.kernels.linear.reference": "scaled_linear",
     "specdec.kernels.slots.reference": "write_slots writes_slots",
-    "specdec.kernels.verify.paths": "verify_greedy_path verify_sequential_paths",
+    "specdec.kernels.verify.paths": "PathDraft verify_greedy_path verify_sequential_paths",
 }
 """Modules of names that are imported on their first use: samplers need none of them."""
 
@@ -41,6 +45,7 @@ __all__ = [
     "CAUSAL",
     "AttentionOptions",
     "Cutoff",
+    "PathDraft",
     "Truncation",
     "VerifyUniforms",
     "WarpParams",

@@ -33,7 +33,6 @@ class Sampler(nn.Module, ABC):
             probabilities.
         noise_type: where its random numbers come from.
         takes_trees: it verifies drafts with `parents`, and names the accepted path.
-        needs_paths: of trees whose tokens were sampled, those with `num_paths` alone.
     """
 
     lossless: bool
@@ -42,7 +41,16 @@ class Sampler(nn.Module, ABC):
     uses_accept_draws: bool = True
     noise_type: type[Noise] = Noise
     takes_trees: bool = False
-    needs_paths: bool = False
+
+    def check_drafter(self, drafter: Any) -> None:
+        """Raises `ValueError` for a `Drafter` of trees that it cannot verify; called where a
+        generator is built.
+        """
+        if not self.takes_trees:
+            raise ValueError(
+                f"{type(self).__name__} verifies chains (takes_trees is False), and "
+                f"{type(drafter).__name__} drafts trees; choose another one of the two"
+            )
 
     def settings(self) -> dict[str, Any]:
         """What distinguishes this rule from others, as plain values: its class, its own public
@@ -124,7 +132,7 @@ def check_sampler(sampler: Sampler) -> None:
     name = type(sampler).__name__
     if "_modules" not in vars(sampler):
         raise TypeError(f"{name}.__init__ must call super().__init__()")
-    flags = "lossless", "uses_draft_probs", "uses_accept_draws", "takes_trees", "needs_paths"
+    flags = "lossless", "uses_draft_probs", "uses_accept_draws", "takes_trees"
     for flag in flags:
         if not isinstance(value := getattr(sampler, flag, None), bool):
             raise TypeError(f"{name}.{flag} must be True or False, got {shown(value)}")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec.certify.sampler.worlds import Worlds
 from specdec.graphs.tree import map_tensors
+from specdec.kernels.verify.paths import PathDraft
 from specdec.loop.outcome import check_decisions
 from specdec.loop.step import check_verdict
 from specdec.samplers import ScriptedNoise, Stream, Warp
@@ -96,8 +97,11 @@ class Paths:
         if not self.worlds.is_chain:
             parents = torch.tensor(self.worlds.parents, device=self.device)
             tree = {"parents": parents.expand(len(rows), -1), "depth": max(self.depths)}
-            tree["num_paths"] = self.worlds.num_paths if self.laws is not None else None
-        draft = Draft(take(self.tokens), take(self.laws), take(self.valid), **tree)
+        given = take(self.tokens), take(self.laws), take(self.valid)
+        if self.laws is None or self.worlds.num_paths is None:
+            draft = Draft(*given, **tree)
+        else:
+            draft = PathDraft(*given, **tree, num_paths=self.worlds.num_paths)
         return draft, take(self.logits), Warp(len(rows), device=self.device, **warp)
 
     def runner(self, decide: Decide, rows: Tensor) -> Callable[[Tensor | None, Tensor], Verdict]:

@@ -86,7 +86,7 @@ class Worlds:
 
     @property
     def num_paths(self) -> int | None:
-        """P of a tree of independent paths, see `Draft.num_paths`."""
+        """P of a tree of independent paths, see `PathDraft`."""
         if self.is_chain or not self.has_replacement:
             return None
         count = self.parents.count(-1)

@@ -1,15 +1,16 @@
-"""The rules of verify on paths that were drawn independently of each other (`Draft.num_paths`).
-Derivations are in README.md.
+"""The rules of verify on paths that were drawn independently of each other, and what such a draft
+is. Derivations are in README.md.
 
 Legend: B rows, P paths, D depth, N rows of the window (1 + P D), V vocabulary.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.arguments import check_integer
 from specdec.kernels.sample.reference import draw
 from specdec.kernels.types import VerifyUniforms
 from specdec.kernels.verify.reference import block_rule, take_rows
@@ -20,7 +21,26 @@ _HALVINGS = 30
 """Of the interval in which the divisor of `k_sequential` lies: to 1e-9 of its width."""
 
 
-def verify_greedy_path(draft: Draft, target_probs: Tensor, uniforms: VerifyUniforms) -> Verdict:
+@dataclass(frozen=True, eq=False)
+class PathDraft(Draft):
+    """P paths from the anchor, each drawn independently of the others, so that two may agree: node
+    i follows node i - P, and the first P the anchor. Rules for such paths must be told, since
+    `probs` cannot show it.
+
+    Args:
+        num_paths: P.
+        tokens, ...: see `Draft`.
+    """
+
+    num_paths: int = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        width = self.tokens.shape[1]
+        check_integer("draft.num_paths", self.num_paths, min(width, 1), width)
+
+
+def verify_greedy_path(draft: PathDraft, target_probs: Tensor, uniforms: VerifyUniforms) -> Verdict:
     """Block verification of the best one of several paths (GBV): that whose first token has the
     largest target / draft; of equal ones, that whose second token has; and so on.
 
@@ -28,7 +48,7 @@ def verify_greedy_path(draft: Draft, target_probs: Tensor, uniforms: VerifyUnifo
     draft's own in `block_rule`. A depth that not all paths reach is left out, but the first.
 
     Args:
-        draft: independent paths with probabilities.
+        draft: with probabilities.
         target_probs: `[B, N, V]`.
         uniforms: to accept and to resample.
 
@@ -119,7 +139,7 @@ def best_of(count: Tensor, most: int, tokens: Tensor, probs: Tensor, target: Ten
 
 
 def verify_sequential_paths(
-    draft: Draft, target_probs: Tensor, uniforms: VerifyUniforms
+    draft: PathDraft, target_probs: Tensor, uniforms: VerifyUniforms
 ) -> Verdict:
     """Tries path after path until one is accepted in part: whether by SpecTr's k-sequential
     selection, and how far by the block rule.
@@ -181,7 +201,7 @@ def k_sequential(count: Tensor, target: Tensor, probs: Tensor) -> tuple[Tensor, 
     return high, (target - scaled * tries[:, None].to(target.dtype)).clamp_(min=0)
 
 
-def _nodes_of_paths(draft: Draft) -> tuple[Tensor, Tensor]:
+def _nodes_of_paths(draft: PathDraft) -> tuple[Tensor, Tensor]:
     """`[P, D]` the nodes of each path, and `[B, P]` how many a row has of them; the last paths of a
     row may be shorter by a token.
     """
@@ -192,7 +212,11 @@ def _nodes_of_paths(draft: Draft) -> tuple[Tensor, Tensor]:
 
 
 def _chains(
-    draft: Draft, target_probs: Tensor, uniforms: VerifyUniforms, nodes: Tensor, num_valid: Tensor
+    draft: PathDraft,
+    target_probs: Tensor,
+    uniforms: VerifyUniforms,
+    nodes: Tensor,
+    num_valid: Tensor,
 ) -> tuple[Draft, Tensor, VerifyUniforms]:
     """Paths as a batch of chains, with `[B n]` tokens each, for `block_rule`; nodes `[B, n, D]`."""
     window = F.pad(nodes + 1, (1, 0)).flatten(1)
