@@ -178,9 +178,9 @@ def test_the_sampler_of_the_guide_is_lossless_at_1(lenience, passes):
 def test_text_in_the_grammar_of_the_page_about_processors_is_that_of_outlines():
     pytest.importorskip("outlines")
     (index,) = (
-        i for i, block in enumerate(blocks("docs/processors.md")) if "import outlines" in block
+        i for i, block in enumerate(blocks("docs/generate.md")) if "import outlines" in block
     )
-    session = names_of("docs/processors.md", index)
+    session = names_of("docs/generate.md", index)
     prompts = ["    def ", "import os\n\ndef _", "class Writer:\n    def "]
     inputs = session["tokenizer"](prompts, return_tensors="pt", padding=True, padding_side="left")
     options = {"max_new_tokens": 64, "do_sample": False}
