@@ -121,7 +121,7 @@ def write_files(page: str, folder: Path) -> None:
     (folder / "docs").mkdir()
     (folder / "docs/which.toml").write_text(study)
     snippets = blocks(page)
-    if page == "docs/parallel.md":
+    if page == "docs/gpu.md":
         (whole,) = (block for block in snippets if block.startswith("# parallel.py"))
         whole = whole.replace("TARGET", repr(f"{zoo.WEIGHTS_DIR}/target"))
         whole = whole.replace("HEAD", repr(f"{zoo.WEIGHTS_DIR}/eagle3"))
