@@ -242,10 +242,15 @@ class StaleProbabilities(ModelDrafter):
 class OffByOne(Target):
     """New tokens stand one position further on."""
 
-    def verify(self, cache, start, anchor, draft, *, position_offset=None, **options):
+    def verify(self, cache, start, anchor, draft):
         """Prompts stand where they should."""
-        offset = torch.ones_like(start) + (0 if position_offset is None else position_offset)
-        return super().verify(cache, start, anchor, draft, position_offset=offset, **options)
+        own = cache.row_inputs
+        offset = torch.ones_like(start) + own.get("position_offset", 0)
+        cache.row_inputs = {**own, "position_offset": offset}
+        try:
+            return super().verify(cache, start, anchor, draft)
+        finally:
+            cache.row_inputs = own
 
 
 class OtherRow(Target):

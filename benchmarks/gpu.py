@@ -52,7 +52,7 @@ from specdec.drafters.mask_token.correction import (
 from specdec.hf import cache_argument
 from specdec.loop import prefill
 from specdec.loop.replay import NUM_EAGER
-from specdec.targets.memory import _Mixer
+from specdec.targets.edits.memory import _Mixer
 from specdec.types import Draft
 
 ROUNDS, NUM_STEPS = (4, 40) if DEVICE == "cuda" else (1, 3)

@@ -261,7 +261,8 @@ def _check_ids(whose: str, ids: Tensor, vocab_size: int) -> None:
 
 def _window_options(context: Context) -> dict[str, Any]:
     """Of all forwards of a step: where the rows' texts begin."""
-    return {"position_offset": context.row_inputs.get("position_offset")}
+    own = context.row_inputs
+    return {"row_inputs": {n: own[n] for n in ("position_offset",) if n in own}}
 
 
 def _fit(logits: Tensor, state: ModelDrafterState) -> Tensor:

@@ -25,7 +25,7 @@ from specdec.generator import SpeculativeGenerator
 from specdec.jsonl import append_lines, read_lines
 from specdec.request.prompts import id_lists, left_padded
 from specdec.samplers import BlockSampler
-from specdec.settings import differences, fingerprint, plain
+from specdec.settings import differences, fingerprint, plain, settings_of_function
 from specdec.targets import Target
 from specdec.trace import Trace
 
@@ -203,7 +203,9 @@ class _Texts:
         """What the results come from."""
         ids = (ids for batch in self._batches for ids in batch)
         weights = fingerprint([*self._target.model.parameters(), *ids])
-        return {"weights": weights, "most": self._most, "options": plain(self._options)}
+        edits = [*map(settings_of_function, self._target.edits)]
+        own = {"edits": edits} if edits else {}
+        return {"weights": weights, "most": self._most, "options": plain(self._options), **own}
 
     @cached_property
     def _traces(self) -> list[Trace]:

@@ -223,7 +223,6 @@ class StepState:
         cache: the target's keys and values.
         drafter_state: the drafter's own.
         features: `[B, D + 1, F]` of the tokens before those of the last step, or `None`.
-        row_inputs: `[B, ...]` by name, what the call brought for each row.
         chunk_start: `[]` position of the first token of the prompt chunk that is read next.
     """
 
@@ -235,7 +234,6 @@ class StepState:
     cache: SlotCache
     drafter_state: Any
     features: Tensor | None
-    row_inputs: dict[str, Tensor]
     chunk_start: Tensor = shared()
 
     @classmethod
@@ -253,21 +251,20 @@ class StepState:
         if target.feature_width:
             shape = rows, depth + 1, target.feature_width
             features = torch.zeros(shape, dtype=target.dtype, device=device)
+        options = {"max_window": drafter.num_draft_tokens + 1, "extra_slots": signature.extra_slots}
+        cache = target.init_cache(rows, num_slots, **options)
+        cache.row_inputs = map_tensors(
+            partial(torch.zeros_like, device=device), _inputs_of(request)
+        )
         return cls(
             signature=signature,
             vocab_size=target.vocab_size,
             buffer=TokenBuffer(rows, num_slots, depth=depth, **sizes),
             warp=Warp(rows, device=device, **request.warp),
             noise=parts.sampler.noise_type([0] * rows, device=device),
-            cache=target.init_cache(
-                rows,
-                num_slots,
-                max_window=drafter.num_draft_tokens + 1,
-                extra_slots=signature.extra_slots,
-            ),
+            cache=cache,
             drafter_state=drafter_state,
             features=features,
-            row_inputs=map_tensors(partial(torch.zeros_like, device=device), request.row_inputs),
             chunk_start=torch.zeros((), dtype=torch.long, device=device),
         )
 
@@ -295,9 +292,10 @@ class StepState:
         )
         self.buffer.remaining[num_real:] = 0
         values = Warp(rows, **request.warp), type(self.noise)(request.seeds or [0] * rows)
-        copy_into((self.warp, self.noise, self.row_inputs), (*values, request.row_inputs))
         # A masked slot has weight 0, but a NaN that a broken model left there would still be one.
         fill((self.cache, self.drafter_state, self.features), 0)
+        mine = self.warp, self.noise, self.cache.row_inputs
+        copy_into(mine, (*values, _inputs_of(request)))
 
     @property
     def num_in_use(self) -> int:
@@ -324,9 +322,15 @@ class StepState:
         keys and values where it reads them.
         """
         buffer = self.buffer
-        text = self.text(parts, buffer.anchor_position)
         known = buffer.recent, self.features, buffer.start, buffer.num_new
-        return Context(*known, target=text, row_inputs=self.row_inputs)
+        return self.context_of(parts, *known, num_read=buffer.anchor_position)
+
+    def context_of(self, parts: Parts, *known: Tensor | None, num_read: Tensor) -> Context:
+        """A context of these tokens, features, starts and counts, where the target has read the
+        first `num_read` `[B]` tokens of each row.
+        """
+        text, own = self.text(parts, num_read), self.cache.row_inputs
+        return Context(*known, target=text, row_inputs=own)
 
     def text(self, parts: Parts, lengths: Tensor) -> TargetText | None:
         """What the target has of the first `lengths` `[B]` tokens of each row, where the drafter
@@ -334,11 +338,11 @@ class StepState:
         """
         if not parts.drafter.reads_target:
             return None
-        inputs = self.target_inputs(parts)
-        room = self.signature.num_behind
-        return TargetText(parts.target, self.cache, lengths, room=room, **inputs)
+        return TargetText(parts.target, self.cache, lengths, room=self.signature.num_behind)
 
-    def target_inputs(self, parts: Parts) -> dict[str, Tensor]:
-        """Those of the row inputs that the target reads, see `Target.verify`."""
-        names, own = parts.target.row_inputs, self.row_inputs
-        return {name: own[name] for name in names if name in own}
+
+def _inputs_of(request: Request) -> dict[str, Tensor]:
+    """What windows say of the rows of a call, on the host; see `SlotCache`."""
+    ends = torch.tensor(request.lengths, device="cpu") - 1
+    ends = ends + request.row_inputs.get("position_offset", 0)
+    return {**request.row_inputs, "prompt_end": ends}

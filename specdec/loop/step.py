@@ -129,7 +129,7 @@ def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: i
 def verify(parts: Parts, state: StepState, draft: Draft) -> TargetOutput:
     """The target's logits and features of the anchor and the draft, in the draft's order."""
     start, anchor = state.buffer.anchor_position, state.buffer.anchor
-    return parts.target.verify(state.cache, start, anchor, draft, **state.target_inputs(parts))
+    return parts.target.verify(state.cache, start, anchor, draft)
 
 
 def accept(

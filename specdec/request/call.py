@@ -100,7 +100,7 @@ class GenerateOptions(TypedDict, total=False):
             value for each prompt or row. Every target knows `"position_offset"`, an integer >= 0:
             the row's first token stands at this position. A target with LoRA layers of PEFT's knows
             `"adapter"`: the name of the row's, `"__base__"` for none. A drafter names its own
-            (`Drafter.row_inputs`).
+            (`Drafter.row_inputs`), an edit of the target likewise.
     """
 
     max_new_tokens: int

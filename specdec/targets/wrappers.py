@@ -258,5 +258,6 @@ def remark_on_hooks(model: PreTrainedModel) -> str:
     return (
         f"; a hook or replaced forward of {names}{everywhere} has to act alike on every position, "
         "not on hidden[:, -1] or on calls of one token, and in batches of any size, of which 1 "
-        "to 8 rows are tried: see 'Interventions' in docs/models.md"
+        "to 8 rows are tried; what acts on new tokens alone is an edit, Target(model, "
+        "edits=(steer,)): see 'Interventions' in docs/models.md"
     )

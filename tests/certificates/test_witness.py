@@ -83,7 +83,9 @@ class _Plain:
     """So much of a generator as a witness needs."""
 
     def __call__(self, one):
-        self.target = type("T", (), {"model": one, "vocab_size": VOCAB, "is_recurrent": False})
+        self.target = type(
+            "T", (), {"model": one, "vocab_size": VOCAB, "is_recurrent": False, "edits": ()}
+        )
         return self
 
 

@@ -63,7 +63,7 @@ def test_a_warm_call_is_brought_to_the_device_in_two_transfers(drafter, monkeypa
         monkeypatch.setattr(kind, "__init__", making)
     with Uploads() as uploads:
         generator.start(torch.tensor([[5], [6], [7]]), **OPTIONS).close()  # nothing is read
-    assert [len(into) for into in sent] == [2, 6]  # prompts and lengths; a warp and seeds
+    assert [len(into) for into in sent] == [2, 7]  # prompts and lengths; a warp, seeds and ends
     assert len(devices) > 1
     assert {type(device) for device in devices} == {str}  # and not the target's
     assert [place.split(":")[0] for place in uploads.places] == ["specdec.request.prompts"]

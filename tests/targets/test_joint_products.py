@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 from specdec import PromptLookupDrafter, SpeculativeGenerator, Target
 from specdec.graphs import no_host_sync
 from specdec.hf import QKV
-from specdec.targets.fusion import Fusion
-from specdec.targets.joint import Group, JointProduct, join_weights, siblings
+from specdec.targets.edits.fusion import Fusion
+from specdec.targets.edits.joint import Group, JointProduct, join_weights, siblings
 from specdec.targets.view import private_view
 from specdec.types import Draft
 
@@ -30,7 +30,7 @@ OPTIONS = {"max_new_tokens": 8, "eos_token_id": None, "pad_token_id": 0}
 @pytest.fixture(autouse=True)
 def _without_pointwise_work(monkeypatch):
     """Nothing is compiled."""
-    monkeypatch.setattr(Fusion, "fuse", lambda self, view, products: [])
+    monkeypatch.setattr(Fusion, "fuse", lambda self, view: [])
 
 
 def text(target) -> torch.Tensor:
@@ -223,7 +223,7 @@ def _pair():
     assert groups == (Group("0", QKV),)
     join_weights(model, groups)
     view = private_view(model)
-    JointProduct(view, groups[0]).install(view, groups[0])
+    JointProduct(view, groups[0]).install()
     return model[0], view[0]
 
 

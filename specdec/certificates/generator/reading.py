@@ -348,6 +348,12 @@ class Reader:
 def witness_of(generator: SpeculativeGenerator) -> Witness:
     """The target's own model."""
     target = generator.target
+    if target.edits:
+        raise ValueError(
+            "certify reads texts by Hugging Face's own forwards of the model, which has none of "
+            "its target's edits; certify the generator without edits, and compare edited text with "
+            "that of SpeculativeGenerator(target, None)"
+        )
     own = Witness(target.model, target.vocab_size)
     return replace(own, piece=1) if target.is_recurrent else own  # as HF goes on with such models
 

@@ -381,17 +381,16 @@ class _MixerCall:
         return states
 
 
-def remember(view: PreTrainedModel, mixers: Mapping[str, MixerPlan], find_memory: Callable) -> None:
-    """Makes the mixers of a private view read and write the memory of the cache they are handed.
+def edit_memory(view: PreTrainedModel, mixers: Mapping[str, MixerPlan]) -> None:
+    """Makes the mixers of a private view read and write the memory of the window that it runs.
 
     Args:
         view: of `private_view`.
         mixers: by name.
-        find_memory: gives the `Memory` of a forward by the mixer's arguments, `None` for none.
     """
 
     def around(name: str, current: threading.local, forward: Callable, *args, **kwargs):
-        memory = find_memory(args, kwargs)
+        memory = None if view.running.window is None else view.running.window.memory
         if memory is None:
             return forward(*args, **kwargs)
         if args:

@@ -18,14 +18,18 @@ from torch import Tensor, nn
 
 from specdec.hf import ACTIVATIONS, GATE_UP, JOINED_GATE_UP, ROTATE, without_renaming
 from specdec.kernels import scaled_linear
-from specdec.targets.joint import Group, JointProduct
+from specdec.targets.edits.edit import Faster
+from specdec.targets.edits.joint import JointProduct
 from specdec.targets.view import private_view
 
 
-class Fusion:
+class Fusion(Faster):
     """Compiled norms, gated MLPs and rotary embeddings, for any number of views of one model: what
     was compiled for one view serves them all.
     """
+
+    given_up = "pointwise work is not fused: "
+    is_compiled = True
 
     def __init__(self, backend: str = "inductor"):
         self._backend = backend
@@ -39,37 +43,49 @@ class Fusion:
     def of(cls, model: nn.Module) -> tuple[Fusion | None, str]:
         """For a model, and a note on what is fused; `None` where nothing is recognised."""
         fusion = cls()
-        if kinds := fusion.fuse(private_view(model), {}):
+        if kinds := fusion.fuse(private_view(model)):
             return fusion, f"pointwise work is fused in {', '.join(kinds)}"
         nothing = "no norm, gated MLP or rotary embedding recognised"
-        return None, f"pointwise work is not fused: {nothing}"
+        return None, f"{cls.given_up}{nothing}"
 
-    def fuse(self, view: nn.Module, products: dict[Group, JointProduct]) -> list[str]:
+    def __call__(self, view: nn.Module) -> None:
+        self.fuse(view)
+
+    def fuse(self, view: nn.Module) -> list[str]:
         """Replaces the forwards of a private view's modules: compiles them, and multiplies with
         weights of one byte as they are.
 
         Modules whose forward was replaced or wrapped (by accelerate, say) are left alone. Joint
-        products of gated MLPs are compiled with them, and taken out of the dictionary.
+        products of gated MLPs are compiled with them; others stay around what is compiled.
 
         Returns:
             Kinds of what is replaced; none where nothing was recognised.
         """
         fused: dict[str, None] = {}
-        for path, module in view.named_modules():
-            forward = without_renaming(type(module).forward)
-            if "forward" in vars(module) or inspect.unwrap(forward) is not forward:
-                continue
-            if has_bytes(module):
-                module.forward = partial(_multiply, module)
-            elif _is_norm(module) or _is_gated_mlp(module):
-                product = products.pop(Group(path, GATE_UP), None)
-                module.forward = partial(on_rows, self._compiled(module, product), module)
-            elif ROTATE in forward.__code__.co_names and ROTATE in forward.__globals__:
-                module.forward = MethodType(self._with_compiled_rotation(forward), module)
-            else:
-                continue
-            fused[type(module).__name__] = None
+        for module in view.modules():
+            product: JointProduct | None = vars(module).get("joint_product")
+            if product is not None:
+                product.take_out()
+            if is_fused := self._fuse(module, product):
+                fused[type(module).__name__] = None
+            if product is not None and not (is_fused and _is_gated_mlp(module)):
+                product.install()
         return list(fused)
+
+    def _fuse(self, module: nn.Module, product: JointProduct | None) -> bool:
+        """Whether there was something to replace in a module."""
+        forward = without_renaming(type(module).forward)
+        if "forward" in vars(module) or inspect.unwrap(forward) is not forward:
+            return False
+        if has_bytes(module):
+            module.forward = partial(_multiply, module)
+        elif _is_norm(module) or _is_gated_mlp(module):
+            module.forward = partial(on_rows, self._compiled(module, product), module)
+        elif ROTATE in forward.__code__.co_names and ROTATE in forward.__globals__:
+            module.forward = MethodType(self._with_compiled_rotation(forward), module)
+        else:
+            return False
+        return True
 
     def _compiled(self, module: nn.Module, product: JointProduct | None) -> Fused:
         """The forward of a module's class, compiled."""
@@ -79,8 +95,6 @@ class Fusion:
         if key not in self._copies:
             copy = _own_copy(forward if product is None else _over_product(forward))
             self._copies[key] = Fused(copy, self._backend)
-        if product is not None:
-            module.joint_product = product
         return self._copies[key]
 
     def _with_compiled_rotation(self, forward: FunctionType) -> FunctionType:
@@ -118,11 +132,17 @@ def on_rows(function: Callable, module: nn.Module, x: Tensor, *args, **kwargs) -
     """`function(module, x)` of tokens `x` `[B, N, ...]`, over all of them as rows `[B N, ...]`, so
     that it meets one size in place of two. What has no such shape is passed on as it is.
     """
-    if any(child._forward_hooks or child._forward_pre_hooks for child in module.children()):
+    product = vars(module).get("joint_product")
+    if any(map(_is_watched, module.children())) or not (product is None or product.is_whole):
         return type(module).forward(module, x, *args, **kwargs)  # which compiled code would miss
     if x.dim() < 3 or args or kwargs:
         return function(module, x, *args, **kwargs)
     return function(module, x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Whether somebody's own code runs in a module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 class _WithParts:
@@ -209,6 +229,8 @@ def _is_gated_mlp(module: nn.Module) -> bool:
     has_gate = {*GATE_UP} <= names or JOINED_GATE_UP in names
     activation = next((getattr(module, n) for n in ACTIVATIONS if hasattr(module, n)), None)
     linear = [m for m in module.children() if m is not activation]
+    if any("forward" in vars(child) for child in module.children()):
+        return False
     if not has_gate or activation is None or _quantises_activations(module):
         return False  # such layers compile anew for every number of tokens
     return all(isinstance(m, nn.Linear) and not has_bytes(m) for m in linear)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.hf import GATE_UP, QKV
+from specdec.targets.edits.edit import Faster
 from specdec.targets.view import wrap_forward
 
 
@@ -31,6 +32,45 @@ class Group(NamedTuple):
         """The layers themselves, in a model or in a view of it."""
         parent = model.get_submodule(self.path)
         return [getattr(parent, name) for name in self.names]
+
+
+class JointProducts(Faster):
+    """Linear layers that read one input are one product.
+
+    Args:
+        groups: of layers of the model.
+    """
+
+    given_up = "products are not joined: "
+
+    def __init__(self, groups: tuple[Group, ...]):
+        self._groups = groups
+
+    @classmethod
+    def of(cls, model: nn.Module) -> tuple[JointProducts | None, str]:
+        """For a model, and a note on it; `None` where nothing can be joined."""
+        groups, note = siblings(model)
+        return (cls(groups) if groups else None), note
+
+    def __call__(self, view: nn.Module) -> None:
+        for group in self._groups:
+            JointProduct(view, group).install()
+
+    def prepare(self, model: nn.Module) -> None:
+        """Makes parameters of each group views of one buffer."""
+        join_weights(model, self._groups)
+
+    def undo(self, model: nn.Module) -> None:
+        """Gives them storage of their own again."""
+        separate_weights(model, self._groups)
+
+    def fits(self, model: nn.Module) -> bool:
+        """Whether the same layers can be joined."""
+        return self._groups == siblings(model)[0]
+
+    def stored_anew(self, model: nn.Module) -> list[nn.Module]:
+        """The layers that are joined."""
+        return [layer for group in self._groups for layer in group.of(model)]
 
 
 def siblings(model: nn.Module) -> tuple[tuple[Group, ...], str]:
@@ -79,11 +119,16 @@ class JointProduct:
     Inside a forward of their parent, the first layer that is called computes the product for all,
     and the others return their part of it if they are called with the same tensor. What is computed
     is dropped when the parent's forward ends, and each thread has its own.
+
+    Args:
+        view: whose layers' weights are joined.
+        group: of the layers.
     """
 
     def __init__(self, view: nn.Module, group: Group):
         layers = group.of(view)
-        self.names = group.names
+        self.names, self._layers = group.names, layers
+        self._parent = view.get_submodule(group.path)
         self._sizes = [layer.out_features for layer in layers]
         self._weight, *bias = map(_spanned, _tables(layers))
         self._bias = bias[0] if bias else None
@@ -93,11 +138,30 @@ class JointProduct:
         """What each of the layers returns for `x` `[..., in]`."""
         return F.linear(x, self._weight, self._bias).split(self._sizes, dim=-1)
 
-    def install(self, view: nn.Module, group: Group) -> None:
-        """Makes the layers of the view return their parts."""
-        for index, layer in enumerate(group.of(view)):
+    @property
+    def is_whole(self) -> bool:
+        """Whether the parent still has these layers."""
+        return all(
+            getattr(self._parent, name) is m
+            for name, m in zip(self.names, self._layers, strict=True)
+        )
+
+    def install(self) -> None:
+        """Makes the layers return their parts; the parent's `joint_product` is this one."""
+        self._forward = vars(self._parent).get("forward")
+        for index, layer in enumerate(self._layers):
             wrap_forward(layer, partial(self._part, index))
-        wrap_forward(view.get_submodule(group.path), self._around)
+        wrap_forward(self._parent, self._around)
+        self._parent.joint_product = self
+
+    def take_out(self) -> None:
+        """Takes back what `install` did to forwards, for who calls `parts` in the parent's forward,
+        or changes that and calls `install` again.
+        """
+        for module in (*self._layers, self._parent):
+            del module.forward
+        if self._forward is not None:
+            self._parent.forward = self._forward
 
     def _around(self, forward: Callable, *args, **kwargs):
         self._held.product = None, ()

@@ -7,7 +7,6 @@ and a tensor holds the number of each row, so that steps can be captured. 0 is t
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from specdec.arguments import shown
+from specdec.targets.edits.edit import Running
 from specdec.targets.view import wrap_forward
 
 _INSTEAD = "generate with one adapter at a time (model.set_adapter, then generator.refresh())"
@@ -74,30 +74,28 @@ def _names(layers: Iterable[nn.Module]) -> list[str]:
     return list(dict.fromkeys(["__base__", *(name for layer in layers for name in layer.lora_A)]))
 
 
-class RowAdapters(threading.local):
-    """Which adapter each row of a forward has. Forwards in other threads have others."""
+def edit_adapters(view: nn.Module) -> None:
+    """Makes the plain LoRA layers of a private view compute by the adapters of a window's rows,
+    where it has some: by `row_inputs["adapter"]`, `[B]` int64, numbers of adapters.
+    """
+    layers = {path: m for path, m in _layers_of_peft(view).items() if not _fault(m)}
+    names = _names(layers.values())
+    for path, layer in layers.items():
+        wrap_forward(layer, partial(_forward, view.running, path, layer, names))
 
-    rows: Tensor | None = None
-    """`[B]` int64, numbers of adapters; `None` for the adapters that are active."""
 
-    def install(self, view: nn.Module) -> None:
-        """Makes the plain LoRA layers of a private view compute by `rows` where it is set."""
-        layers = {path: m for path, m in _layers_of_peft(view).items() if not _fault(m)}
-        names = _names(layers.values())
-        for path, layer in layers.items():
-            wrap_forward(layer, partial(self._forward, path, layer, names))
-
-    def _forward(self, path: str, layer: nn.Module, names: list[str], forward: Callable, x, **own):
-        if self.rows is None or not layer.lora_A:
-            return forward(x, **own)
-        if x.dim() != 3 or len(x) != len(self.rows):
-            raise ValueError(
-                "row_inputs['adapter'] needs layers that read each row by itself, and "
-                f"{path} gets {list(x.shape)} for {len(self.rows)} rows; {_INSTEAD}"
-            )
-        down, up = _matrices(layer, names, self.rows.to(x.device))
-        out = layer.base_layer(x)
-        return out + (x.to(down.dtype) @ down.mT @ up).to(out.dtype)
+def _forward(running: Running, path: str, layer: nn.Module, names, forward: Callable, x, **own):
+    rows = None if running.window is None else running.window.row_inputs.get("adapter")
+    if rows is None or not layer.lora_A:
+        return forward(x, **own)
+    if x.dim() != 3 or len(x) != len(rows):
+        raise ValueError(
+            "row_inputs['adapter'] needs layers that read each row by itself, and "
+            f"{path} gets {list(x.shape)} for {len(rows)} rows; {_INSTEAD}"
+        )
+    down, up = _matrices(layer, names, rows.to(x.device))
+    out = layer.base_layer(x)
+    return out + (x.to(down.dtype) @ down.mT @ up).to(out.dtype)
 
 
 def _matrices(layer: nn.Module, names: list[str], rows: Tensor) -> tuple[Tensor, Tensor]:
