@@ -31,7 +31,6 @@ from specdec.kernels import (
     WarpParams,
     draw,
     find_cutoff,
-    find_faults,
     race,
     sample,
     token_rule,
@@ -86,13 +85,12 @@ def verdict(kind: str, rows: int, dtype: torch.dtype, sets: int) -> Contest:
         for i in range(num_draws):
             sample(logits[:, i : i + 1], WarpParams(), uniforms.accept[:, i : i + 1])
         verdict: Verdict = verify(draft, logits, WarpParams(), uniforms, by_block=by_block)
-        return verdict.tokens, verdict.num_accepted, verdict.faults
+        return verdict.tokens, verdict.num_accepted
 
     def theirs(draft, logits, uniforms):
         for i in range(num_draws):
             draw(warp_probs(logits[:, i], WarpParams()), uniforms.accept[:, i])
-        tokens, count = define(draft, warp_probs(logits, WarpParams()), uniforms)
-        return tokens, count, find_faults(draft, logits.amax(-1), count)
+        return define(draft, warp_probs(logits, WarpParams()), uniforms)
 
     data = [inputs() for _ in range(sets)]
     draft_rows = rows * k if by_block else 0

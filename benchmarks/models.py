@@ -161,4 +161,4 @@ class DialledSampler(Sampler):
         tokens = torch.cat([draft.tokens, best[:, -1:]], dim=1)
         tokens = torch.where(index == num_accepted[:, None], best, tokens)
         tokens = torch.where(index <= num_accepted[:, None], tokens, PAD_TOKEN)
-        return Verdict(tokens, num_accepted, verdict.num_drafted, verdict.faults)
+        return Verdict(tokens, num_accepted, verdict.num_drafted)

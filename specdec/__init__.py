@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from specdec.samplers.base import Sampler
     from specdec.samplers.block import BlockSampler
     from specdec.samplers.coupling import CouplingSampler
-    from specdec.samplers.ensemble import EnsembleSampler
+    from specdec.samplers.lossy import EnsembleSampler, TypicalSampler
     from specdec.samplers.noise import Drawing, StepNoise, Stream
     from specdec.samplers.rejection import RejectionSampler
-    from specdec.samplers.typical import TypicalSampler
     from specdec.samplers.warp import Warp
     from specdec.targets import Target
     from specdec.types import PAD_TOKEN, Context, Draft, Verdict
@@ -102,10 +101,9 @@ _HOMES = {
     "samplers.base": "Sampler",
     "samplers.block": "BlockSampler",
     "samplers.coupling": "CouplingSampler",
-    "samplers.ensemble": "EnsembleSampler",
+    "samplers.lossy": "EnsembleSampler TypicalSampler",
     "samplers.noise": "Drawing StepNoise Stream",
     "samplers.rejection": "RejectionSampler",
-    "samplers.typical": "TypicalSampler",
     "samplers.warp": "Warp",
     "targets": "Target",
     "types": "PAD_TOKEN Context Draft Verdict",

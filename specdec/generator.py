@@ -147,12 +147,7 @@ class SpeculativeGenerator:
                 f"target has {limit} positions for text and draft together; draft fewer"
             )
         if self.drafter.tree_depth is not None:
-            if not self.sampler.takes_trees:
-                raise ValueError(
-                    f"{type(self.sampler).__name__} verifies chains (takes_trees is False), and "
-                    f"{type(self.drafter).__name__} drafts trees; choose another one of the two"
-                )
-            _check_paths(self.drafter, self.sampler)
+            self.sampler.check_drafter(self.drafter)
             self.target.check_trees()
         if self.drafter.reads_target:
             self.target.check_reads_ahead()
@@ -570,21 +565,6 @@ def _as_part(name: str, value: Any, kind: type) -> Any:
         advice = "; wrap a draft model as ModelDrafter(model)" if kind is Drafter else ""
         raise TypeError(f"{name} must be a specdec {kind.__name__}, got {shown(value)}{advice}")
     return value
-
-
-def _check_paths(drafter: Drafter, sampler: Sampler) -> None:
-    """Refuses a rule for independent paths beside a tree of another shape, whose tokens it could
-    verify in greedy calls only, where they are point masses.
-    """
-    tree, proposal = getattr(drafter, "tree", None), getattr(drafter, "proposal", None)
-    samples = getattr(proposal, "kind", None) == "sample"
-    if sampler.needs_paths and tree is not None and tree.num_paths is None and samples:
-        raise ValueError(
-            f"{type(sampler).__name__} verifies paths that were drawn independently of each other "
-            f"(needs_paths is True), and {type(drafter).__name__} samples a tree of "
-            f'{tree.nodes}x{tree.depth}; draft with tree="4x5 paths", for instance, or '
-            "proposal='argmax', or verify the tree by BlockSampler"
-        )
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from specdec.arguments import check_integer, check_number
 from specdec.show.table import Table, need
 from specdec.show.text import draft_size, pieces, visible
 from specdec.show.tokens import KINDS, marked, token_span
-from specdec.types import FilledIn, Numbers, depths_of, is_left_out
+from specdec.types import depths_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +42,9 @@ class RowStep:
         num_accepted: how many of them the sampler accepted.
         new_tokens: what the row emitted: accepted tokens, then one recovered or bonus token, cut at
             its end.
-        parents: the token that each one follows, see `Draft.parents`; left out, those of a chain.
-        path: the tokens that were accepted, by their index; left out, the first ones.
+        parents: the token that each one follows, see `Draft.parents`; `None` makes those of a
+            chain.
+        path: the tokens that were accepted, by their index; `None` makes the first ones.
         logprobs: with `output_logprobs`, of each new token as it was drawn; else `None`.
         raw_logprobs: likewise, by the softmax of the target's own logits.
         faults: sum of the `Fault` values that were found in the step, 0 for none; `generate` raises
@@ -54,17 +55,23 @@ class RowStep:
     draft_tokens: list[int]
     num_accepted: int
     new_tokens: list[int]
-    parents: list[int] = FilledIn(lambda step: Numbers(range(-1, len(step.draft_tokens) - 1)))
-    path: list[int] = FilledIn(lambda step: Numbers(range(step.num_accepted)))
+    parents: list[int] | None = None
+    path: list[int] | None = None
     logprobs: list[float] | None = None
     raw_logprobs: list[float] | None = None
     faults: int = 0
     num_sound: int | None = None
 
+    def __post_init__(self):
+        if self.parents is None:
+            object.__setattr__(self, "parents", _of_chain(len(self.draft_tokens)))
+        if self.path is None:
+            object.__setattr__(self, "path", list(range(self.num_accepted)))
+
     @property
     def is_chain(self) -> bool:
-        """Each draft token follows the one before it: `parents` was left out."""
-        return is_left_out(self, "parents")
+        """Each draft token follows the one before it."""
+        return self.parents == _of_chain(len(self.draft_tokens))
 
     @property
     def depth(self) -> int:
@@ -118,6 +125,11 @@ class RowStep:
         return fields[: 3 if self.is_chain else 5]
 
 
+def _of_chain(count: int) -> list[int]:
+    """`RowStep.parents` of a chain."""
+    return list(range(-1, count - 1))
+
+
 class SpeculationStats:
     """Counts of a generation, and every rate derived from them.
 
@@ -166,8 +178,10 @@ class SpeculationStats:
         self.accepted: list[int] = [sum(s.num_accepted for s in row) for row in steps]
         self.emitted: list[int] = [sum(len(s.new_tokens) for s in row) for row in steps]
         everything = [step for row in steps for step in row]
-        trees = [step.depth for step in everything if not step.is_chain]
-        self.depth = max(trees, default=num_draft_tokens) if depth is None else depth
+        if depth is None:
+            is_chain = all(step.is_chain for step in everything)
+            depth = num_draft_tokens if is_chain else max(step.depth for step in everything)
+        self.depth = depth
         positions = range(self.depth)
         self.accepted_at: list[int] = [
             sum(s.num_accepted > i for s in everything) for i in positions

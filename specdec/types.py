@@ -8,9 +8,8 @@ the name of the field); values are not, so no check waits for a device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from enum import IntFlag
 from functools import cached_property
 from typing import Any
 
@@ -21,62 +20,6 @@ from specdec.arguments import check_integer, check_tensor
 
 PAD_TOKEN = -1
 """Fills the token slots of a record that hold no token."""
-
-
-class Fault(IntFlag):
-    """What a step may find wrong with its inputs, on the device and without waiting. The host reads
-    it before a token of the step is emitted; `specdec.loop.outcome` has the words.
-    """
-
-    TARGET_LOGITS = 1
-    DRAFT_PROBS = 2
-    DRAFT_TOKEN = 4
-    DRAFT_ID = 8
-    NUM_VALID = 16
-    NUM_ACCEPTED = 32
-    EMITTED_ID = 64
-    ACCEPTED_TOKEN = 128
-    NUM_DRAFTED = 256
-    PARENT = 512
-
-
-class FilledIn:
-    """A field of a record that may be left out: it is made where somebody reads it, so that what
-    nobody reads costs no operation.
-
-    What was made is known again. So `dataclasses.replace`, which reads all fields, gives a record
-    in which the field is still left out, and is made anew to fit the other ones.
-
-    Args:
-        make: from the record to the field's value, a tensor or a `Numbers`.
-    """
-
-    def __init__(self, make: Callable[[Any], Any]):
-        self._make = make
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, record: Any, owner: type | None = None) -> Any:
-        if record is None:  # the dataclass asks for the default
-            return None
-        if not is_left_out(record, self._name):
-            return vars(record)[self._name]
-        value = self._make(record)
-        value.was_filled_in = True
-        return value
-
-    def __set__(self, record: Any, value: Any) -> None:
-        vars(record)[self._name] = None if hasattr(value, "was_filled_in") else value
-
-
-class Numbers(list):
-    """A list that was filled in."""
-
-
-def is_left_out(record: Any, name: str) -> bool:
-    """Whether the author of a record left a `FilledIn` field out."""
-    return vars(record)[name] is None
 
 
 _IDS = (torch.long,)
@@ -149,18 +92,13 @@ class Draft:
             siblings left. `None` means a deterministic proposal, a point mass.
         num_valid: `[B]` int64, how many tokens each row proposes, or `None` for K in every row.
         parents: `[B, K]` int64, the node that each node hangs on, -1 for the anchor; a parent comes
-            before its children, and siblings are in the order in which they were drawn. Left out
-            it is -1, 0, 1, ..., a chain.
+            before its children, and siblings are in the order in which they were drawn. `None` is
+            -1, 0, 1, ..., a chain: the host knows its shape. `window_parents` has both.
         depth: D, tokens on the longest path, known to the host; K for a chain, and where it is left
             out.
         runs: sizes of consecutive runs of nodes, K in all, in which no node hangs on another one or
             on the same one as another: rules that look at probabilities take one run at a time.
             `None` for runs of one node.
-        is_chain: set by the record itself: `parents` was left out, so the host knows that each
-            token follows the one before it.
-        num_paths: P, where the tree is P paths from the anchor, each drawn independently of the
-            others, so that two may agree: node i follows node i - P, and the first P the anchor.
-            Rules for such paths must be told, since `probs` cannot show it. `None` for other trees.
         raw_probs: `[B, K]`, the drafter's probability of each token before temperature and
             truncation, for traces (`Drawing.wants_raw`); `None` where nobody asked.
         proposed: set by the loop: the draft as the drafter returned it, where ids and counts of
@@ -170,10 +108,9 @@ class Draft:
     tokens: Tensor
     probs: Tensor | None = None
     num_valid: Tensor | None = None
-    parents: Tensor = FilledIn(lambda draft: draft.window_parents - 1)
+    parents: Tensor | None = None
     depth: int | None = None
     runs: tuple[int, ...] | None = None
-    num_paths: int | None = None
     raw_probs: Tensor | None = None
     proposed: Draft | None = None
 
@@ -184,8 +121,7 @@ class Draft:
             check_tensor("draft.probs", self.probs, (rows, width, None), _PROBS, device=where)
         if self.num_valid is not None:
             check_tensor("draft.num_valid", self.num_valid, (rows,), _IDS, device=where)
-        is_chain = vars(self)["parents"] is None
-        object.__setattr__(self, "is_chain", is_chain)
+        is_chain = self.parents is None
         if self.depth is None or is_chain:
             object.__setattr__(self, "depth", width)
         if is_chain:
@@ -196,17 +132,18 @@ class Draft:
             object.__setattr__(self, "runs", (1,) * width)
         if sum(self.runs) != width:
             raise ValueError(f"draft.runs must sum to {width} nodes, got {self.runs}")
-        if self.num_paths is not None:
-            check_integer("draft.num_paths", self.num_paths, min(width, 1), width)
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Each token follows the one before it, as the host knows without a look at `parents`."""
+        return self.parents is None
 
     @cached_property
     def window_parents(self) -> Tensor:
         """`[B, K]`, the row of the window that each token follows: 0 for the anchor, i + 1 for
         token i.
         """
-        if not self.is_chain:
-            return self.parents + 1
-        return _counted(self.tokens)
+        return _counted(self.tokens) if self.parents is None else self.parents + 1
 
     @cached_property
     def token_probs(self) -> Tensor | float:
@@ -243,6 +180,9 @@ class Draft:
     @cached_property
     def depths(self) -> Tensor:
         """`[B, N]` int64, how many tokens after the anchor each row of the window is."""
+        if self.is_chain:
+            index = torch.arange(self.depth + 1, device=self.tokens.device)
+            return index.expand(len(self.tokens), -1)
         return self.ancestors.sum(dim=-1) - 1
 
     @cached_property
@@ -290,35 +230,31 @@ class Verdict:
         tokens: `[B, D + 1]` int64: the accepted path, one recovered or bonus token, then
             `PAD_TOKEN`.
         num_accepted: `[B]` int64 in 0..D, without the extra token.
-        num_drafted: `[B]` int64 in 0..K, how many tokens were up for decision; `None` for K in
-            every row.
-        faults: `[B]` int64, sums of `Fault` values, 0 for sound inputs; `None` when the sampler did
-            not look.
+        num_drafted: `[B]` int64 in 0..K, how many tokens were up for decision; `None` for all that
+            the row drafted.
         path: `[B, D + 1]` int64, the rows of the window that were accepted: 0, the anchor, and i +
-            1 for node i; after the accepted ones anything in 0..K. Left out it is 0, 1, 2, ..., as
-            of a chain, where it does not matter.
+            1 for node i; after the accepted ones anything in 0..K. `None` is 0, 1, 2, ..., the path
+            of a chain. `rows` has both.
     """
 
     tokens: Tensor
     num_accepted: Tensor
     num_drafted: Tensor | None = None
-    faults: Tensor | None = None
-    path: Tensor = FilledIn(lambda verdict: _counted(verdict.tokens))
+    path: Tensor | None = None
 
     def __post_init__(self):
         shape = check_tensor("verdict.tokens", self.tokens, (None, None), _IDS).shape
         where = self.tokens.device
         check_tensor("verdict.num_accepted", self.num_accepted, shape[:1], _IDS, device=where)
-        for name, count in (("num_drafted", self.num_drafted), ("faults", self.faults)):
-            if count is not None:
-                check_tensor(f"verdict.{name}", count, shape[:1], _IDS, device=where)
-        if vars(self)["path"] is not None:
+        if self.num_drafted is not None:
+            check_tensor("verdict.num_drafted", self.num_drafted, shape[:1], _IDS, device=where)
+        if self.path is not None:
             check_tensor("verdict.path", self.path, shape, _IDS, device=where)
 
     @property
-    def has_path(self) -> bool:
-        """The sampler named the accepted path, which it has to do for a tree."""
-        return not is_left_out(self, "path")
+    def rows(self) -> Tensor:
+        """`[B, D + 1]`, the rows of the window on the accepted path."""
+        return _counted(self.tokens) if self.path is None else self.path
 
     @property
     def is_bonus(self) -> Tensor:

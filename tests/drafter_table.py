@@ -236,7 +236,7 @@ def commit_some(loop, draft, count, integer, most):
         last, path = integer(0, min(valid, count)) - 1, []
         while last >= 0:
             path.insert(0, int(draft.tokens[row, last]))
-            last = int(draft.parents[row, last])
+            last = int(draft.window_parents[row, last]) - 1
         new.append([*path, integer(0, most)])
     new[integer(0, 2)] = []
     loop.commit(new)

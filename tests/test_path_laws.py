@@ -21,6 +21,9 @@ from specdec.certificates.sampler.enumeration import find_flips, joint_law
 from specdec.certificates.sampler.optimum import most_accepted
 from specdec.certificates.sampler.paths import Paths
 from specdec.certificates.sampler.problems import WARPS, Problems, random_problems
+from specdec.drafters import Paths as DraftPaths
+from specdec.drafters.base import shape_of
+from specdec.kernels import PathDraft
 from specdec.kernels.verify import paths as kernel
 from specdec.samplers import BlockSampler, GBVSampler, Noise, RejectionSampler, SpecTrSampler, Warp
 
@@ -130,7 +133,8 @@ def test_a_planted_mistake_is_found(monkeypatch, fault):
 def test_paths_drawn_without_replacement_are_no_independent_ones(sampler):
     class Believed(type(sampler)):
         def accept(self, draft, *others):
-            return super().accept(replace(draft, num_paths=2), *others)
+            given = draft.tokens, draft.probs, draft.num_valid, draft.parents, draft.depth
+            return super().accept(PathDraft(*given, num_paths=2), *others)
 
     problems = path_problems(5, (3, 2, 1), count=8)
     assert law_error(Believed(), problems, problems.target) < 1e-12
@@ -325,7 +329,7 @@ def drafts_of(rule, rows, **options):
             drafts.append(draft)
             return super().accept(draft, *others)
 
-    generator = SpeculativeGenerator(MODEL, make("model", tree=Tree.paths(3, 2)), Kept())
+    generator = SpeculativeGenerator(MODEL, make("model", tree=DraftPaths(3, 2)), Kept())
     options |= {"max_new_tokens": 10, "do_sample": True, "seed": list(range(rows))}
     result = generator.generate(torch.tensor([[5, 3]] * rows), eos_token_id=None, **options)
     assert result.new_tokens.shape == (rows, 10)
@@ -350,20 +354,17 @@ def test_fewer_draft_tokens_are_fewer_or_shorter_paths(sampler, width):
 
 
 def test_shapes_of_paths():
-    assert Tree.of("4x5 paths") == Tree.paths(4, 5)
-    assert Tree.paths(2, 3).shape == (-1, -1, 0, 1, 2, 3)
+    assert shape_of("4x5 paths") == DraftPaths(4, 5)
+    assert DraftPaths(2, 3).shape == (-1, -1, 0, 1, 2, 3)
     assert make("model", tree="2x3 paths").num_draft_tokens == 6
-    assert Tree.paths(12, 1).nodes == 12
-    with refused("4 paths of 5 tokens have 20 nodes"):
-        Tree(nodes=21, depth=5, num_paths=4)
-    with refused("no other parents, got nodes=2 and parents=(-1, -1)"):
-        Tree(nodes=2, depth=1, num_paths=2, parents=(-1, -1))
+    assert DraftPaths(12, 1).nodes == 12
     with refused("num_paths must be an integer >= 1"):
-        Tree.paths(0, 3)
-    with refused("is no shape"):
-        Tree.of("4x5paths")
+        DraftPaths(0, 3)
+    for text in ("4x5paths", "4 paths", "4x paths"):
+        with refused("is no shape"):
+            shape_of(text)
     with refused("draft.num_paths must be an integer"):
-        Draft(torch.zeros(1, 2).long(), parents=torch.tensor([[-1, -1]]), depth=1, num_paths=3)
+        PathDraft(torch.zeros(1, 2).long(), parents=torch.tensor([[-1, -1]]), depth=1, num_paths=3)
 
 
 @each_rule
@@ -398,16 +399,16 @@ def test_paths_are_compared_by_the_tokens_in_which_they_differ_and_not_by_roundi
     target[:, 3:5] = torch.tensor([0.6, 0.125, 0.125, 0.15])
     target[:, [1 + favoured, 3 + favoured]] *= 1 + 1e-6
     parents = torch.tensor([[-1, -1, 0, 1, 2, 3]])
-    draft = Draft(tokens, probs, parents=parents, depth=3, num_paths=2)
+    draft = PathDraft(tokens, probs, parents=parents, depth=3, num_paths=2)
     uniforms = kernel.VerifyUniforms(torch.full((1, 6), 1e-3), torch.full((1,), 0.5))
-    verdict = kernel.verify_greedy_path(draft, target, torch.zeros(1, 7), uniforms)
+    verdict = kernel.verify_greedy_path(draft, target, uniforms)
     assert verdict.path.tolist() == [[0, 1 + better, 3 + better, 5 + better]]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 def test_a_tree_that_is_no_set_of_paths_is_refused_when_it_is_joined(rule):
     for tree in (Tree(6, 3), Tree(4, 2, parents=(-1, -1, 0, 1))):
-        with pytest.raises(ValueError, match=r"needs_paths is True.*samples a tree of"):
+        with pytest.raises(ValueError, match=r"drawn independently.*samples a tree of"):
             SpeculativeGenerator(MODEL, make("model", tree=tree), rule)
     for drafter in (
         make("model", tree="2x3 paths"),
@@ -416,10 +417,3 @@ def test_a_tree_that_is_no_set_of_paths_is_refused_when_it_is_joined(rule):
         make("model"),
     ):
         SpeculativeGenerator(MODEL, drafter, rule)
-
-
-def test_what_a_rule_says_of_paths_is_true_or_false():
-    rule = GBVSampler()
-    rule.needs_paths = "yes"
-    with pytest.raises(TypeError, match=r"GBVSampler.needs_paths must be True or False"):
-        SpeculativeGenerator(MODEL, make("model", tree="2x3 paths"), rule)

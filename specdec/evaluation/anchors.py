@@ -148,10 +148,9 @@ class _OneToken(Sampler):
 
 
 def _cut(step: RowStep, numbers: StepNumbers, count: int) -> tuple[RowStep, StepNumbers]:
-    """A step with so many draft tokens."""
+    """A step of a chain with so many draft tokens."""
     names = ("draft_probs", "target_probs", "draft_entropies")
     shorter = {name: getattr(numbers, name)[:count] for name in names}
     entropies = numbers.target_entropies[: count + 1]
-    return replace(step, draft_tokens=step.draft_tokens[:count]), replace(
-        numbers, **shorter, target_entropies=entropies
-    )
+    shorter_step = replace(step, draft_tokens=step.draft_tokens[:count], parents=None)
+    return shorter_step, replace(numbers, **shorter, target_entropies=entropies)

@@ -19,13 +19,7 @@ from specdec.kernels.types import (
     VerifyUniforms,
     WarpParams,
 )
-from specdec.kernels.verify.reference import (
-    append_token,
-    find_draft_faults,
-    find_faults,
-    take_rows,
-    token_rule,
-)
+from specdec.kernels.verify.reference import append_token, take_rows, token_rule
 from specdec.kernels.verify.tree import longest_path, verdict_of, verify_tree
 from specdec.kernels.verify.verdict import verify, verify_points, verify_probs
 
@@ -33,13 +27,17 @@ if TYPE_CHECKING:
     from specdec.kernels.attention.reference import attends_raggedly, ragged_attention
     from specdec.kernels.linear.reference import scaled_linear
     from specdec.kernels.slots.reference import write_slots, writes_slots
-    from specdec.kernels.verify.paths import verify_greedy_path, verify_sequential_paths
+    from specdec.kernels.verify.paths import (
+        PathDraft,
+        verify_greedy_path,
+        verify_sequential_paths,
+    )
 
 _HOMES = {
     "specdec.kernels.attention.reference": "attends_raggedly ragged_attention",
     "specdec.kernels.linear.reference": "scaled_linear",
     "specdec.kernels.slots.reference": "write_slots writes_slots",
-    "specdec.kernels.verify.paths": "verify_greedy_path verify_sequential_paths",
+    "specdec.kernels.verify.paths": "PathDraft verify_greedy_path verify_sequential_paths",
 }
 """Modules of names that are imported on their first use: samplers need none of them."""
 
@@ -47,6 +45,7 @@ __all__ = [
     "CAUSAL",
     "AttentionOptions",
     "Cutoff",
+    "PathDraft",
     "Truncation",
     "VerifyUniforms",
     "WarpParams",
@@ -55,8 +54,6 @@ __all__ = [
     "draw",
     "exponentials",
     "find_cutoff",
-    "find_draft_faults",
-    "find_faults",
     "first_arrival",
     "longest_path",
     "philox",

@@ -16,7 +16,6 @@ from transformers.generation.streamers import BaseStreamer
 
 from specdec.arguments import check_integer, shown
 from specdec.graphs.tree import keep_rows, rows_to_keep
-from specdec.kernels.verify.reference import find_draft_faults
 from specdec.loop.outcome import Outcome, PendingOutcome, fault_text
 from specdec.loop.state import Parts
 from specdec.loop.step import Stepper
@@ -83,7 +82,6 @@ class Generation:
         self._most = storage.state.signature.num_draft_tokens
         self._num_draft_tokens = self._most if asked is None else asked
         self.max_draft_tokens = self._num_draft_tokens
-        self._is_first = True
         self._giving_back = weakref.finalize(self, give_back, storage)
         self._giving_back.atexit = False
 
@@ -157,9 +155,6 @@ class Generation:
             outcome = self.stepper(self.state, self._num_draft_tokens)
         if self.state.signature.batch_size > len(self.rows):
             outcome = outcome.of_rows(len(self.rows))
-        if self._is_first:
-            self._check_probs(outcome)
-        self._is_first = False
         return outcome
 
     def scores_of(self, outcome: Outcome) -> Scores:
@@ -172,17 +167,6 @@ class Generation:
             raw = outcome.logits if outcome.raw_logits is None else outcome.raw_logits
             scores["logits"] = raw.float().clone()
         return scores
-
-    def _check_probs(self, outcome: Outcome) -> None:
-        """Raises `ValueError` for draft probabilities that cannot be right, where the sampler does
-        not look at them; waits for the device, once in a call.
-        """
-        if outcome.verdict.faults is not None or outcome.draft.probs is None:
-            return
-        for row, faults in enumerate(find_draft_faults(outcome.draft).tolist()):
-            if faults:
-                text = fault_text(faults, self.parts.drafter, self.parts.sampler)
-                raise ValueError(f"in row {row} of the first step {text}")
 
     def synchronize(self) -> None:
         """Waits for the device and reads the rows' lengths, so that the next steps attend over no

@@ -15,9 +15,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specdec.arguments import shown
+from specdec.arguments import name_of, shown
 from specdec.kernels import take_rows
-from specdec.loop.outcome import Outcome, name_of
+from specdec.loop.outcome import Outcome
 from specdec.loop.state import Parts, StepState
 from specdec.samplers.base import Sampler
 from specdec.samplers.noise import StepNoise
@@ -153,7 +153,25 @@ def accept(
     if state.signature.wants_logprobs:
         logprobs = _logprobs(state, draft, verdict, output.logits, logits)
     num_new, vocab_size = state.buffer.num_new, state.vocab_size
-    return Outcome(draft, verdict, logits, num_new, is_eos, vocab_size, logprobs)
+    checked = numbers_to_check(draft, logits)
+    return Outcome(draft, verdict, logits, num_new, is_eos, vocab_size, checked, logprobs)
+
+
+def numbers_to_check(draft: Draft, logits: Tensor) -> Tensor:
+    """What `outcome.find_faults` looks at of tables that stay on the device.
+
+    Args:
+        draft: K tokens per row.
+        logits: `[B, N, V]` that it was verified by.
+
+    Returns:
+        `[B, N]` float64, the largest logit of each row of the window, NaN where one is NaN; with
+        draft probabilities `[B, N + 3 K]`, of each token their sum, the smallest, and its own.
+    """
+    found = [logits.amax(dim=-1)]
+    if draft.probs is not None:
+        found += draft.probs.sum(dim=-1), draft.probs.amin(dim=-1), draft.token_probs
+    return torch.cat(found, dim=1).double()
 
 
 def _logprobs(
@@ -198,7 +216,7 @@ def check_verdict(sampler: Sampler, verdict: object, draft: Draft) -> Verdict:
         ValueError: other sizes or another device; names both sides. No path through a tree.
     """
     _check_fit(sampler, verdict, Verdict, (len(draft.tokens), draft.depth + 1), draft.tokens.device)
-    if not (draft.is_chain or verdict.has_path):
+    if verdict.path is None and not draft.is_chain:
         raise ValueError(
             f"{name_of(sampler)} returned path=None for a tree; Verdict.path names the nodes of a "
             "tree that were accepted, and is None for a chain"

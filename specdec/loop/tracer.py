@@ -125,7 +125,7 @@ def _numbers(outcome: Outcome, state: StepState, uses_draws: bool) -> dict[str, 
     tokens = draft.tokens.clamp(0, outcome.vocab_size - 1)
     end = verdict.num_accepted.clamp(0, draft.depth)[:, None]  # [B, 1]
     extra = verdict.tokens.gather(1, end).clamp(0, outcome.vocab_size - 1)
-    end = verdict.path.gather(1, end).clamp(0, width)
+    end = verdict.rows.gather(1, end).clamp(0, width)
     flat = probs.flatten(1)
     target_probs = flat.gather(1, draft.window_parents * outcome.vocab_size + tokens)
     extra_target_prob = flat.gather(1, end * outcome.vocab_size + extra)

@@ -22,7 +22,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from specdec.arguments import check_choice, check_integer, plain_numbers, shown
+from specdec.arguments import check_choice, check_integer, name_of, plain_numbers, shown
 from specdec.hf import HEALING, UNSUPPORTED, WARPS
 from specdec.processes import agreed
 from specdec.request.grammar import GrammarProcessor
@@ -33,7 +33,7 @@ from specdec.request.options import (
     sampling_of,
     split_warpers,
 )
-from specdec.request.processors import name_of, refuse_stateful
+from specdec.request.processors import refuse_stateful
 from specdec.request.prompts import check_ids, offsets_among, read_batch, read_row_inputs
 from specdec.request.sampling import Sampling
 from specdec.samplers.warp import Warp

@@ -29,9 +29,8 @@ from transformers import (
 )
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from specdec.arguments import plain_numbers, shown
+from specdec.arguments import name_of, plain_numbers, shown
 from specdec.hf import BEFORE_WARPS, BESIDE_WARPS, HEALING, UNSUPPORTED, WARPS
-from specdec.request.processors import name_of
 from specdec.request.sampling import Sampling
 from specdec.samplers.warp import Warp
 from specdec.targets import Target

@@ -33,7 +33,6 @@ class Sampler(nn.Module, ABC):
             probabilities.
         noise_type: where its random numbers come from.
         takes_trees: it verifies drafts with `parents`, and names the accepted path.
-        needs_paths: of trees whose tokens were sampled, those with `num_paths` alone.
     """
 
     lossless: bool
@@ -42,7 +41,16 @@ class Sampler(nn.Module, ABC):
     uses_accept_draws: bool = True
     noise_type: type[Noise] = Noise
     takes_trees: bool = False
-    needs_paths: bool = False
+
+    def check_drafter(self, drafter: Any) -> None:
+        """Raises `ValueError` for a `Drafter` of trees that it cannot verify; called where a
+        generator is built.
+        """
+        if not self.takes_trees:
+            raise ValueError(
+                f"{type(self).__name__} verifies chains (takes_trees is False), and "
+                f"{type(drafter).__name__} drafts trees; choose another one of the two"
+            )
 
     def settings(self) -> dict[str, Any]:
         """What distinguishes this rule from others, as plain values: its class, its own public
@@ -66,7 +74,7 @@ class Sampler(nn.Module, ABC):
         Raises:
             ValueError: the draft's vocabulary or length does not fit the logits.
         """
-        _check_fit(draft, target_logits)
+        _check_logits(draft, target_logits)
         if warp.is_greedy:
             return self.accept_greedily(draft, target_logits)
         return self.accept(draft, target_logits, warp, noise)
@@ -114,8 +122,7 @@ class Sampler(nn.Module, ABC):
         """As `forward`, where every distribution of the target is one-hot: what `accept` gives
         then, without probabilities. A rule that accepts other tokens, too, overrides it.
         """
-        largest, tokens = target_logits.max(dim=-1)  # the first of equal maxima
-        return verify_points(draft, tokens, largest)
+        return verify_points(draft, target_logits.argmax(dim=-1))  # the first of equal maxima
 
 
 def check_sampler(sampler: Sampler) -> None:
@@ -130,7 +137,7 @@ def check_sampler(sampler: Sampler) -> None:
         raise TypeError(f"sampler must be a specdec Sampler, got {shown(sampler)}")
     if "_modules" not in vars(sampler):
         raise TypeError(f"{name}.__init__ must call super().__init__()")
-    flags = "lossless", "uses_draft_probs", "uses_accept_draws", "takes_trees", "needs_paths"
+    flags = "lossless", "uses_draft_probs", "uses_accept_draws", "takes_trees"
     for flag in flags:
         if not isinstance(value := getattr(sampler, flag, None), bool):
             raise TypeError(f"{name}.{flag} must be True or False, got {shown(value)}")
@@ -141,7 +148,7 @@ def check_sampler(sampler: Sampler) -> None:
         raise TypeError(f"{name}.noise_type must be a subclass of Noise, got {shown(source)}")
 
 
-def _check_fit(draft: Draft, target_logits: Tensor) -> None:
+def _check_logits(draft: Draft, target_logits: Tensor) -> None:
     rows, width = draft.tokens.shape
     if target_logits.shape[:2] != (rows, width + 1):
         raise ValueError(

@@ -40,7 +40,5 @@ class CouplingSampler(Sampler):
 
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Compares draws."""
-        if not draft.is_chain:  # whose depths are its indices, as the noise has them already
-            noise = noise.at_depths(draft.depths)
-        winners = noise.race(target_logits, warp, index=0)
-        return verify_points(draft, winners, target_logits.amax(dim=-1))
+        noise = noise.at_depths(draft.depths)
+        return verify_points(draft, noise.race(target_logits, warp, index=0))

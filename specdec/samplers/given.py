@@ -64,8 +64,8 @@ def emit(token: Tensor, draft: Draft) -> Verdict:
     none = torch.zeros_like(token[:, 0])
     rest = token.new_full((len(token), draft.depth), PAD_TOKEN)
     path = none[:, None].expand(-1, draft.depth + 1)
-    # No faults: the tokens may be the text's, and no draws from draft.probs.
-    return Verdict(torch.cat([token, rest], dim=1), none, draft.num_valid, none, path)
+    # No token is up for decision: it may be the text's, which draft.probs need not allow.
+    return Verdict(torch.cat([token, rest], dim=1), none, num_drafted=none, path=path)
 
 
 class _TextStep(StepNoise):

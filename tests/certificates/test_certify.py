@@ -219,7 +219,7 @@ class DrawAndCompare(Sampler):
         p = (1 - self.weight) * p + self.weight * p.square() / p.square().sum(-1, keepdim=True)
         width, last = draft.tokens.shape[1], noise.uniform(Stream.RESAMPLE)[:, :1]
         uniforms = torch.cat([last, noise.uniform(Stream.ACCEPT)[:, :width]], dim=1)
-        return verify_points(draft, draw(p, uniforms), target_logits.amax(dim=-1))
+        return verify_points(draft, draw(p, uniforms))
 
 
 def of_trees(batches):
@@ -306,7 +306,7 @@ class MistakenRace(CouplingSampler):
             passes = (chance > 0) & draft.is_valid
             tokens = torch.where(passes, draft.tokens, winners.gather(1, parents))
             winners = winners.scatter(1, parents, tokens)
-        return verify_points(draft, winners, target_logits.amax(dim=-1))
+        return verify_points(draft, winners)
 
 
 ON_CHAINS = (

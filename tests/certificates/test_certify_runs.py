@@ -147,7 +147,7 @@ class PrefersTheHighestId(RejectionSampler):
         reversed_draft = Draft(last - draft.tokens, None, draft.num_valid)
         verdict = super().accept_greedily(reversed_draft, target_logits.flip(-1))
         tokens = torch.where(verdict.tokens < 0, verdict.tokens, last - verdict.tokens)
-        return type(verdict)(tokens, verdict.num_accepted, verdict.num_drafted, verdict.faults)
+        return type(verdict)(tokens, verdict.num_accepted, verdict.num_drafted)
 
 
 class PrefersTheSecondBest(RejectionSampler):

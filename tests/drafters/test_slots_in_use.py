@@ -47,7 +47,7 @@ def test_a_drafter_called_by_hand_drafts_what_it_drafts_in_the_loop(name):
     count = len(index) if draft.num_valid is None else draft.num_valid[:, None]
     is_valid = (index < count).expand_as(draft.tokens)
     assert by_hand.tokens[is_valid].equal(draft.tokens[is_valid])
-    assert by_hand.parents[is_valid].equal(draft.parents[is_valid])
+    assert by_hand.window_parents[is_valid].equal(draft.window_parents[is_valid])
 
 
 @pytest.mark.parametrize("name", [*DRAFTERS, *WIDE_TREES])

@@ -82,7 +82,7 @@ def test_no_token_of_probability_zero_is_emitted_at_the_ends_of_the_uniforms(rul
     case = exact_case(9, 3, 5000, seed=3, is_ragged=False, is_mixed=True).cuda()
     case.accept.fill_(u)
     case.resample.fill_(u)
-    tokens, _, _ = by_library(case, rule)
+    tokens, _ = by_library(case, rule)
     probs = warp_probs(case.logits, case.params).gather(2, tokens.clamp(min=0)[..., None])
     assert bool((probs[..., 0][tokens >= 0] > 0).all())
 
@@ -159,9 +159,8 @@ def test_tables_of_more_than_2_31_entries_are_read_where_they_are(rule):
     probs[torch.arange(rows), 0, ids] = 1.0
     draws = torch.full((rows, 1), 0.5, dtype=torch.float64, device="cuda")
     case = Case(ids[:, None], probs, None, logits, WarpParams(), draws, draws[:, 0])
-    tokens, count, faults = by_library(case, rule)
+    tokens, count = by_library(case, rule)
     assert bool((count == 1).all())
-    assert bool((faults == 0).all())
     assert torch.equal(tokens, torch.stack([ids, ids + 1], 1))
     if rule == "point":
         drawn, drawn_from = sample(logits[2100:], WarpParams(), draws[2100:].expand(-1, 2))
@@ -179,8 +178,8 @@ def test_more_rows_than_a_grid_dimension_may_have_are_sampled_and_verified():
     probs = torch.nn.functional.one_hot(ones, vocab).float()
     case = Case(ones, probs, None, logits, WarpParams(), draws[:, :1], draws[:, 0])
     for rule in RULES:
-        tokens, count, faults = by_library(case, rule)
-        assert bool((tokens == 1).all() & (count == 1).all() & (faults == 0).all())
+        tokens, count = by_library(case, rule)
+        assert bool((tokens == 1).all() & (count == 1).all())
 
 
 def all_ops(case: Case) -> dict:

@@ -214,7 +214,7 @@ def find_flips(
     ends = (~is_below).double() * (1 - 2.0**-draws.bits)
     verdict = paths.runner(decide, row)(ends, draws.idle(len(row), vocab))
     extra = draws.laws(decide, paths, row, ends)
-    return Flips(paths, accept, row, is_below, verdict.num_accepted, verdict.path, extra, draws)
+    return Flips(paths, accept, row, is_below, verdict.num_accepted, verdict.rows, extra, draws)
 
 
 def _find_thresholds(decide: Decide, paths: Paths, draws: ExtraDraws) -> Tensor:
@@ -232,7 +232,7 @@ def _find_thresholds(decide: Decide, paths: Paths, draws: ExtraDraws) -> Tensor:
     def is_accepted(u: Tensor) -> Tensor:
         accept = u[..., None] * moves + behind  # [R, K, K]
         verdict = run(accept.flatten(0, 1), extra)
-        length, path = verdict.num_accepted.view(count, width, 1), verdict.path
+        length, path = verdict.num_accepted.view(count, width, 1), verdict.rows
         path = path.view(count, width, -1)
         is_here = (path == nodes[:, None]) & (torch.arange(path.shape[2], device="cpu") <= length)
         return is_here.any(dim=2)

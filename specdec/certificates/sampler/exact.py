@@ -35,6 +35,7 @@ from specdec.certificates.sampler.races import Races, find_races, wrong_winners
 from specdec.certificates.sampler.report import DrawnEvidence, Failure, SamplerReport
 from specdec.samplers import Noise, Sampler, draw_by_race
 from specdec.samplers.base import check_sampler
+from specdec.samplers.paths import PathSampler
 
 Sizes = tuple[tuple[int, int, int], ...]
 SIZES: Sizes = ((4, 1, 36), (4, 2, 24), (2, 3, 18), (3, 3, 18))
@@ -81,7 +82,7 @@ def certify_sampler(
             vocabulary ** draft tokens. `None` is `SIZES`, or `FOREIGN_SIZES`.
         trees: parents of the nodes of each shape, see `Draft.parents`, with vocabulary and problems
             of the last size. `None` is `TREES` without `sizes`, for a rule that takes trees.
-        paths: numbers of independent paths and of their tokens, see `Draft.num_paths`; likewise,
+        paths: numbers of independent paths and of their tokens, see `PathDraft`; likewise,
             `None` is `PATHS` without `sizes` and `trees`.
         device: where it runs.
         dtype: float64, or float32 with a tolerance for its rounding.
@@ -109,14 +110,14 @@ def certify_sampler(
     if paths is None:
         paths = PATHS if is_usual and trees is None else ()
     if trees is None:
-        trees = TREES if is_usual and not sampler.needs_paths else ()
+        trees = TREES if is_usual and not isinstance(sampler, PathSampler) else ()
     if sizes is None:
         sizes = FOREIGN_SIZES if is_slow else SIZES
     sizes, trees, paths = _shapes(sizes, trees, paths)
     _check_sizes(sizes, trees, paths)
     if (trees or paths) and not sampler.takes_trees:
         raise ValueError(f"{name} verifies chains (takes_trees is False); pass no trees")
-    if trees and sampler.needs_paths:
+    if trees and isinstance(sampler, PathSampler):
         raise ValueError(f"{name} verifies independent paths; pass paths=((2, 3),), and no trees")
     draws, rounding = ExtraDraws(), 0.0
     if is_foreign:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec.certificates.sampler.problems import Problems
 from specdec.graphs.tree import map_tensors
+from specdec.kernels.verify.paths import PathDraft
 from specdec.loop.outcome import check_decisions
 from specdec.loop.step import check_verdict
 from specdec.samplers import ScriptedNoise, Stream, Warp
@@ -100,8 +101,11 @@ class Paths:
         if not self.problems.is_chain:
             parents = torch.tensor(self.problems.parents, device=self.device)
             tree = {"parents": parents.expand(len(rows), -1), "depth": max(self.depths)}
-            tree["num_paths"] = self.problems.num_paths if self.laws is not None else None
-        draft = Draft(take(self.tokens), take(self.laws), take(self.valid), **tree)
+        given = take(self.tokens), take(self.laws), take(self.valid)
+        if self.laws is None or self.problems.num_paths is None:
+            draft = Draft(*given, **tree)
+        else:
+            draft = PathDraft(*given, **tree, num_paths=self.problems.num_paths)
         return draft, take(self.logits), Warp(len(rows), device=self.device, **warp)
 
     def runner(self, decide: Decide, rows: Tensor) -> Callable[[Tensor | None, Tensor], Verdict]:
@@ -125,7 +129,7 @@ class Paths:
                 races = draws.view(len(rows), -1, draws.shape[-1]).to(self.device)
             noise = ScriptedNoise(uniforms.to(self.device), races)
             verdict = check_verdict(decide, decide(draft, logits, warp, noise), draft)
-            check_decisions(decide, verdict, draft, logits.shape[-1])
+            check_decisions(decide, verdict, draft, logits)
             return map_tensors(Tensor.cpu, verdict)
 
         return run

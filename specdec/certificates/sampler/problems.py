@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from specdec.types import FilledIn, Numbers, depths_of, is_left_out
+from specdec.types import depths_of
 
 DraftKind = Literal["soft", "point-mass", "short point-mass", "mixed"]
 
@@ -52,7 +52,7 @@ class Problems:
     target: list[Tensor] | None = None  # laws after the warp, 0..D; the softmax of the logits
     num_valid: list[int] | None = None  # tokens that each problem drafts, K by default
     is_point_mass: bool = False  # the sampler is not told the draft laws
-    parents: Sequence[int] = FilledIn(lambda problems: Numbers(range(-1, len(problems.draft) - 1)))
+    parents: Sequence[int] | None = None  # of a tree, see `Draft.parents`
     has_replacement: bool = False
     """Siblings are drawn independently. Else each is drawn from what the tokens of its
     earlier siblings leave of the draft law, renormalised, and where that is nothing it is the
@@ -70,21 +70,23 @@ class Problems:
     @property
     def num_draft_tokens(self) -> int:
         """K."""
-        return len(self.parents)
+        return len(self.window_parents)
 
     @property
     def is_chain(self) -> bool:
-        """`parents` was left out, so that rules get no tree."""
-        return is_left_out(self, "parents")
+        """Rules get no tree."""
+        return self.parents is None
 
     @property
     def window_parents(self) -> tuple[int, ...]:
         """The row of the window that each token follows, see `Draft.window_parents`."""
+        if self.parents is None:
+            return tuple(range(len(self.draft)))
         return tuple(parent + 1 for parent in self.parents)
 
     @property
     def num_paths(self) -> int | None:
-        """P of a tree of independent paths, see `Draft.num_paths`."""
+        """P of a tree of independent paths, see `PathDraft`."""
         if self.is_chain or not self.has_replacement:
             return None
         count = self.parents.count(-1)

@@ -54,7 +54,7 @@ def find_races(decide: Decide, problems: Problems, *, device: torch.device | str
     verdict = paths.runner(decide, every)(None, script.flatten(0, 1))
     end = depths.repeat(len(paths))[:, None]
     is_emitted = (verdict.tokens.gather(1, end) != PAD_TOKEN)[:, 0]
-    prefix = paths.prefix[every].gather(1, verdict.path.gather(1, end))[:, 0]
+    prefix = paths.prefix[every].gather(1, verdict.rows.gather(1, end))[:, 0]
     is_reached = is_emitted.view(len(paths), -1) & (prefix.view(len(paths), -1) == paths.prefix)
 
     row, index = is_reached.nonzero(as_tuple=True)
@@ -86,7 +86,7 @@ def wrong_winners(
     exponentials = torch.empty(races.law[rows].shape, dtype=torch.float64, device="cpu")
     exponentials.exponential_(generator=generator)
     verdict = paths.runner(decide, rows)(None, exponentials)
-    at = rows[:, None], verdict.path
-    winners = (exponentials[:, : verdict.path.shape[1]] / races.law[at]).argmin(dim=-1)
+    at = rows[:, None], verdict.rows
+    winners = (exponentials[:, : verdict.rows.shape[1]] / races.law[at]).argmin(dim=-1)
     is_wrong = (verdict.tokens != winners) | ~races.is_reached[at]
     return rows[(is_wrong & (verdict.tokens != PAD_TOKEN)).any(dim=1)]
