@@ -421,7 +421,7 @@ def hf_generate(model: PreTrainedModel, ids: Tensor, assistant=None, k: int = 0)
 
 def compiled_loop(model: PreTrainedModel, draft: PreTrainedModel, ids: Tensor, k: int) -> Side:
     """A loop over `torch.compile` forwards of HF's modules with static caches: the target over the
-    anchor and K tokens, the draft model K times, greedy comparison on the host. Every step reads
+    root and K tokens, the draft model K times, greedy comparison on the host. Every step reads
     K + 1 new slots, whatever is accepted. With K = 0 it is plain decoding.
     """
 

@@ -256,7 +256,7 @@ def sglang(block: bool) -> Sampler:
         rows, width = len(drafted), drafted.shape[1] + 1
         tokens = torch.full((rows * width,), PAD_TOKEN, dtype=torch.int32)
         path, count = torch.zeros(rows, width).int(), torch.zeros(rows).int()
-        ids = torch.nn.functional.pad(drafted, (1, 0))  # the anchor is not read
+        ids = torch.nn.functional.pad(drafted, (1, 0))  # the root is not read
         place = torch.arange(rows * width).view(rows, width)
         coins = noise.accept.float(), noise.resample.float()
         of_chain = tokens, path, count, ids, place, None, None, *coins

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from specdec.samplers.base import Sampler
     from specdec.samplers.block import BlockSampler
     from specdec.samplers.coupling import CouplingSampler
+    from specdec.samplers.logits_filter import LogitsFilter
     from specdec.samplers.lossy import EnsembleSampler, TypicalSampler
     from specdec.samplers.noise import Drawing, StepNoise, Stream
     from specdec.samplers.rejection import RejectionSampler
-    from specdec.samplers.warp import Warp
     from specdec.targets import Target
     from specdec.types import PAD_TOKEN, Context, Draft, Verdict
 
@@ -52,6 +52,7 @@ __all__ = [
     "GenerateOptions",
     "GenerationResult",
     "GrammarProcessor",
+    "LogitsFilter",
     "MTPDrafter",
     "MaskTokenDrafter",
     "ModelDrafter",
@@ -73,7 +74,6 @@ __all__ = [
     "Tree",
     "TypicalSampler",
     "Verdict",
-    "Warp",
     "certify",
     "evaluate",
 ]
@@ -104,7 +104,7 @@ _HOMES = {
     "samplers.lossy": "EnsembleSampler TypicalSampler",
     "samplers.noise": "Drawing StepNoise Stream",
     "samplers.rejection": "RejectionSampler",
-    "samplers.warp": "Warp",
+    "samplers.logits_filter": "LogitsFilter",
     "targets": "Target",
     "types": "PAD_TOKEN Context Draft Verdict",
 }

@@ -350,10 +350,10 @@ JOINED_GATE_UP, ACTIVATIONS = "gate_up_proj", ("act_fn", "activation_fn")
 EXPERTS = "is_transposed", "has_gate"
 """Attributes of the experts whose forward HF chooses by the configuration."""
 
-WARPS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-"""Settings of HF that `Warp` applies, with the value that does nothing."""
+FILTERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""Settings of HF that `LogitsFilter` applies, with the value that does nothing."""
 
-BESIDE_WARPS = {
+BESIDE_FILTERS = {
     "top_h": None,
     "typical_p": 1.0,
     "epsilon_cutoff": 0.0,
@@ -363,7 +363,7 @@ BESIDE_WARPS = {
 }
 """Settings that HF applies between or after these four."""
 
-BEFORE_WARPS = {
+BEFORE_FILTERS = {
     "guidance_scale": 1,
     "sequence_bias": None,
     "encoder_repetition_penalty": 1.0,

@@ -79,7 +79,7 @@ class RowStep:
         return max(depths_of(self.parents))
 
     def children_of(self, node: int) -> list[int]:
-        """The draft tokens that follow one, or -1 for the anchor."""
+        """The draft tokens that follow one, or -1 for the root."""
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
     @property

@@ -1,7 +1,7 @@
 """The records that flow between the parts.
 
 Legend: B rows, K draft tokens (the nodes of a tree), D depth (tokens on the longest path, K for a
-chain), N = K + 1 rows of a window: the anchor and the draft, V target vocabulary, F feature width.
+chain), N = K + 1 rows of a window: the root and the draft, V target vocabulary, F feature width.
 Shapes, data types and devices are checked when a record is built (`TypeError`, `ValueError` with
 the name of the field); values are not, so no check waits for a device.
 """
@@ -35,22 +35,22 @@ class Context:
     t + 1" is written.
 
     A prompt of T >= 2 tokens, at positions 0..T - 1, arrives as follows. The first chunk has its
-    token 0 as the anchor (`start` is 0), so token 0 is never a new token. The chunks of `prefill`
-    bring tokens 1..T - 2. The last token, T - 1, is left for the first `propose`, whose anchor is
-    token T - 2. A prompt of one token is the anchor of its first `propose`, with `num_new` 0; in
+    token 0 as the root (`start` is 0), so token 0 is never a new token. The chunks of `prefill`
+    bring tokens 1..T - 2. The last token, T - 1, is left for the first `propose`, whose root is
+    token T - 2. A prompt of one token is the root of its first `propose`, with `num_new` 0; in
     `prefill`, which reads it only beside longer prompts, its `num_new` is -1. There is no `prefill`
     where no prompt has two tokens.
 
     Args:
-        tokens: `[B, N + 1]` int64, the anchor (the last token known before) and then the new
+        tokens: `[B, N + 1]` int64, the root (the last token known before) and then the new
             tokens.
         features: `[B, N, F]`, or `None` when the drafter asks for no features.
-        start: `[B]` int64, position of the anchor.
+        start: `[B]` int64, position of the root.
         num_new: `[B]` int64, how many of the N new tokens are valid in each row; what follows them
-            is garbage or `PAD_TOKEN`. It is 0 where only the anchor is known: in the `propose`
-            after a prompt of one token, and in a chunk whose anchor is token T - 2 of its prompt
+            is garbage or `PAD_TOKEN`. It is 0 where only the root is known: in the `propose`
+            after a prompt of one token, and in a chunk whose root is token T - 2 of its prompt
             (the first one of a prompt of two tokens). During prefill it is -1 in a row that ended
-            before the chunk: there not even the anchor belongs to the row. The last known token is
+            before the chunk: there not even the root belongs to the row. The last known token is
             at index `num_new.clamp(min=0)`.
         target: the target's keys and values of the text, a `specdec.targets.text.TargetText`, for a
             drafter with `reads_target`; else `None`.
@@ -91,7 +91,7 @@ class Draft:
             and the siblings before it: of children drawn without replacement, what its earlier
             siblings left. `None` means a deterministic proposal, a point mass.
         num_valid: `[B]` int64, how many tokens each row proposes, or `None` for K in every row.
-        parents: `[B, K]` int64, the node that each node hangs on, -1 for the anchor; a parent comes
+        parents: `[B, K]` int64, the node that each node hangs on, -1 for the root; a parent comes
             before its children, and siblings are in the order in which they were drawn. `None` is
             -1, 0, 1, ..., a chain: the host knows its shape. `window_parents` has both.
         depth: D, tokens on the longest path, known to the host; K for a chain, and where it is left
@@ -140,7 +140,7 @@ class Draft:
 
     @cached_property
     def window_parents(self) -> Tensor:
-        """`[B, K]`, the row of the window that each token follows: 0 for the anchor, i + 1 for
+        """`[B, K]`, the row of the window that each token follows: 0 for the root, i + 1 for
         token i.
         """
         return _counted(self.tokens) if self.parents is None else self.parents + 1
@@ -179,7 +179,7 @@ class Draft:
 
     @cached_property
     def depths(self) -> Tensor:
-        """`[B, N]` int64, how many tokens after the anchor each row of the window is."""
+        """`[B, N]` int64, how many tokens after the root each row of the window is."""
         if self.is_chain:
             index = torch.arange(self.depth + 1, device=self.tokens.device)
             return index.expand(len(self.tokens), -1)
@@ -210,7 +210,7 @@ class Draft:
 
 @dataclass(frozen=True, eq=False)
 class TargetOutput:
-    """One forward of the target over the anchor and the draft.
+    """One forward of the target over the root and the draft.
 
     Args:
         logits: `[B, N, V]`; row i predicts what follows the first i draft tokens; of a tree, what
@@ -232,7 +232,7 @@ class Verdict:
         num_accepted: `[B]` int64 in 0..D, without the extra token.
         num_drafted: `[B]` int64 in 0..K, how many tokens were up for decision; `None` for all that
             the row drafted.
-        path: `[B, D + 1]` int64, the rows of the window that were accepted: 0, the anchor, and i +
+        path: `[B, D + 1]` int64, the rows of the window that were accepted: 0, the root, and i +
             1 for node i; after the accepted ones anything in 0..K. `None` is 0, 1, 2, ..., the path
             of a chain. `rows` has both.
     """
@@ -272,7 +272,7 @@ def _counted(tokens: Tensor) -> Tensor:
 
 
 def depths_of(parents: Iterable[int]) -> list[int]:
-    """How many tokens after the anchor each row of a tree's window is, given `Draft.parents` of one
+    """How many tokens after the root each row of a tree's window is, given `Draft.parents` of one
     row as numbers of the host.
 
     Example:

@@ -16,17 +16,19 @@ from specdec.types import Verdict
 
 
 def random_problems(size: tuple[int, int, int], seed: int, kind: str = "soft") -> Problems:
-    """Toy problems of a size (V, K, W), without a warp; see `certificates.sampler.problems`."""
+    """Toy problems of a size (V, K, W), without a filter; see `certificates.sampler.problems`."""
     return draw_problems(*size, torch.Generator().manual_seed(seed), kind=kind)
 
 
-def warped(problems: Problems, warps: list[dict]) -> Problems:
-    """The same problems with one warp each; the laws that they should have are HF's."""
+def filtered(problems: Problems, filters: list[dict]) -> Problems:
+    """The same problems with one filter each; the laws that they should have are HF's."""
     levels = [
-        [huggingface_law(x, options) for x, options in zip(level, warps, strict=True)]
+        [huggingface_law(x, options) for x, options in zip(level, filters, strict=True)]
         for level in problems.logits
     ]
-    return replace(problems, warp=by_row(warps), target=[torch.stack(level) for level in levels])
+    return replace(
+        problems, logits_filter=by_row(filters), target=[torch.stack(level) for level in levels]
+    )
 
 
 def emitted(flips: Flips, length: int) -> Tensor:

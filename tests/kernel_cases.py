@@ -20,14 +20,14 @@ pytest.importorskip("triton", reason="Triton is there on Linux only")
 
 from specdec.kernels import (
     Cutoff,
+    FilterParams,
     Truncation,
     VerifyUniforms,
-    WarpParams,
     draw,
+    filtered_probs,
     find_cutoff,
     token_rule,
     verify,
-    warp_probs,
 )
 from specdec.kernels.race import triton as triton_race
 from specdec.kernels.race.reference import exponentials
@@ -61,7 +61,7 @@ class Case:
     draft_probs: Tensor
     num_valid: Tensor | None
     logits: Tensor
-    params: WarpParams
+    params: FilterParams
     accept: Tensor
     resample: Tensor
 
@@ -80,7 +80,7 @@ class Case:
 
     def by_definition(self, rule: str) -> tuple[Tensor, Tensor]:
         draft, define = self.draft(rule), block_rule if rule == "block" else token_rule
-        probs = warp_probs(self.logits, self.params)
+        probs = filtered_probs(self.logits, self.params)
         return define(draft, probs, self.uniforms)
 
     def faults(self, rule: str, found: tuple[Tensor, Tensor]) -> list[int]:
@@ -173,15 +173,15 @@ def assert_near(case: Case, rule: str, ours: tuple) -> int:
     return int((~is_equal).sum())
 
 
-def sample_by_kernel(logits: Tensor, params: WarpParams, uniforms: Tensor, **options) -> tuple:
+def sample_by_kernel(logits: Tensor, params: FilterParams, uniforms: Tensor, **options) -> tuple:
     """Tokens and probabilities; every one of the latter is written."""
     probs = torch.full(logits.shape, torch.nan, device=logits.device)
     return triton_sample.sample(logits, params, uniforms, probs, **options), probs
 
 
-def assert_sample_near(logits: Tensor, params: WarpParams, uniforms: Tensor, **options) -> None:
+def assert_sample_near(logits: Tensor, params: FilterParams, uniforms: Tensor, **options) -> None:
     tokens, probs = sample_by_kernel(logits, params, uniforms, **options)
-    expected = warp_probs(logits, params)
+    expected = filtered_probs(logits, params)
     assert probs.shape == logits.shape
     assert probs.dtype == torch.float32
     torch.testing.assert_close(probs, expected, rtol=1e-5, atol=1e-7)
@@ -199,11 +199,11 @@ def assert_sample_near(logits: Tensor, params: WarpParams, uniforms: Tensor, **o
 
 
 def assert_race_near(
-    logits: Tensor, params: WarpParams, key: Tensor, position: Tensor, stream: int, **options
+    logits: Tensor, params: FilterParams, key: Tensor, position: Tensor, stream: int, **options
 ) -> Tensor:
     """Returns the winners; one that is not the definition's is as fast, to float32."""
     tokens = triton_race.race(logits, params, key, position, stream, **options)
-    probs = warp_probs(logits, params)
+    probs = filtered_probs(logits, params)
     times = exponentials(key, position, stream, logits.shape[-1]) / probs
     times = times.masked_fill(probs <= 0, torch.inf)
     ours, best = times.gather(-1, tokens[..., None])[..., 0], times.amin(-1)
@@ -269,10 +269,10 @@ def exact_case(
     tokens = tokens.view(rows, width).long()
     is_greedy = random(rows, high=3) == 0 if is_mixed else None
     temperature = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)[random(rows, high=3)]
-    params = WarpParams(temperature if is_mixed else None, is_greedy)
+    params = FilterParams(temperature if is_mixed else None, is_greedy)
     p, q = (
         t.gather(2, tokens[..., None])[..., 0].double()
-        for t in (warp_probs(logits, params)[:, :width], probs)
+        for t in (filtered_probs(logits, params)[:, :width], probs)
     )
     ties = torch.where((random(rows, width, high=3) == 0) & (p < q), p / q, 2.0)
     accept, resample = random(rows, width, high=65) / 64.0, random(rows, high=65) / 64.0
@@ -320,31 +320,31 @@ def random_truncation(rows: int, seed: int) -> Truncation:
     return Truncation(top_k, top_p, min_p, int(top_k.max()))
 
 
-def random_params(logits: Tensor, seed: int) -> WarpParams:
+def random_params(logits: Tensor, seed: int) -> FilterParams:
     """Temperature, greedy rows and a cutoff."""
     generator = torch.Generator().manual_seed(seed)
     rows = logits.shape[0]
     temperature = torch.rand(rows, generator=generator).double() + 0.4
     cutoff = find_cutoff(logits, temperature, random_truncation(rows, seed))
-    return WarpParams(temperature, torch.rand(rows, generator=generator) < 0.3, cutoff)
+    return FilterParams(temperature, torch.rand(rows, generator=generator) < 0.3, cutoff)
 
 
-def at_index(params: WarpParams, index: int) -> WarpParams:
+def at_index(params: FilterParams, index: int) -> FilterParams:
     """The parameters of one index of a window."""
     return params._replace(cutoff=Cutoff(*(values[:, index] for values in params.cutoff)))
 
 
 def random_case(
-    rows: int, width: int, vocab: int, seed: int, *, dtype: torch.dtype, is_warped: bool
+    rows: int, width: int, vocab: int, seed: int, *, dtype: torch.dtype, is_filtered: bool
 ) -> Case:
     """Draft probabilities near the target's and tokens drawn from them; uniforms are slices of a
     table.
     """
     generator = torch.Generator().manual_seed(seed)
     logits = random_logits(rows, width + 1, vocab, seed=seed, dtype=dtype)
-    params = random_params(logits, seed) if is_warped else WarpParams()
+    params = random_params(logits, seed) if is_filtered else FilterParams()
     noise = torch.randn(rows, width, vocab, generator=generator).softmax(-1)
-    probs = 0.7 * warp_probs(logits, params)[:, :width] + 0.3 * noise
+    probs = 0.7 * filtered_probs(logits, params)[:, :width] + 0.3 * noise
     tokens = torch.empty(rows, width, dtype=torch.long)
     if width:
         tokens = probs.flatten(0, 1).multinomial(1, generator=generator).view(rows, width)

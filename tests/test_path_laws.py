@@ -20,12 +20,19 @@ from specdec import CouplingSampler, Draft, SpeculativeGenerator, Tree, certify
 from specdec.certificates.sampler.enumeration import find_flips, joint_law
 from specdec.certificates.sampler.optimum import most_accepted
 from specdec.certificates.sampler.paths import Paths
-from specdec.certificates.sampler.problems import WARPS, Problems, random_problems
+from specdec.certificates.sampler.problems import FILTERS, Problems, random_problems
 from specdec.drafters import Paths as DraftPaths
 from specdec.drafters.base import shape_of
 from specdec.kernels import PathDraft
 from specdec.kernels.verify import paths as kernel
-from specdec.samplers import BlockSampler, GBVSampler, Noise, RejectionSampler, SpecTrSampler, Warp
+from specdec.samplers import (
+    BlockSampler,
+    GBVSampler,
+    LogitsFilter,
+    Noise,
+    RejectionSampler,
+    SpecTrSampler,
+)
 
 seeds = st.integers(0, 2**32 - 1)
 RULES = [GBVSampler(), SpecTrSampler()]
@@ -33,12 +40,12 @@ each_rule = pytest.mark.parametrize("sampler", RULES, ids=lambda rule: type(rule
 SIZES = [(3, 1, 1), (3, 2, 1), (3, 3, 1), (3, 2, 2), (2, 2, 3), (2, 3, 2), (5, 2, 1)]  # V, P, D
 
 
-def path_problems(seed, size, kind="soft", count=4, warps=({},)):
+def path_problems(seed, size, kind="soft", count=4, filters=({},)):
     vocab, paths, depth = size
     parents = tuple(max(node - paths, -1) for node in range(paths * depth))
     generator = torch.Generator().manual_seed(seed)
     problems = random_problems(
-        vocab, depth, count, generator, kind=kind, warps=warps, parents=parents
+        vocab, depth, count, generator, kind=kind, filters=filters, parents=parents
     )
     problems.has_replacement = "point" not in kind
     return problems
@@ -58,8 +65,8 @@ def uniform(vocab, paths, depth=1):
 @each_rule
 @settings(max_examples=12)
 @given(seeds, st.sampled_from(SIZES), st.sampled_from(["soft", "mixed"]), st.booleans())
-def test_paths_leave_the_targets_law(sampler, seed, size, kind, is_warped):
-    problems = path_problems(seed, size, kind, warps=WARPS if is_warped else ({},))
+def test_paths_leave_the_targets_law(sampler, seed, size, kind, is_filtered):
+    problems = path_problems(seed, size, kind, filters=FILTERS if is_filtered else ({},))
     assert_lossless(sampler, problems, seed % 1000)
     assert bool(
         (find_flips(sampler, problems).mean_accepted < most_accepted(Paths(problems)) + 1e-6).all()
@@ -251,18 +258,20 @@ def test_of_a_chain_no_rule_accepts_more_than_the_block_rule(seed, kind):
 
 @settings(max_examples=12)
 @given(seeds, st.sampled_from(SIZES), st.sampled_from(["soft", "mixed"]), st.booleans())
-def test_of_the_chosen_path_no_rule_accepts_more_than_gbv(seed, size, kind, is_warped):
+def test_of_the_chosen_path_no_rule_accepts_more_than_gbv(seed, size, kind, is_filtered):
     """A rule that sees the best path alone sees a chain, drawn from the law of the best path."""
     vocab, num_paths, depth = size
-    problems = path_problems(seed, size, kind, count=6, warps=WARPS if is_warped else ({},))
+    problems = path_problems(seed, size, kind, count=6, filters=FILTERS if is_filtered else ({},))
     found = find_flips(GBVSampler(), problems).mean_accepted
     for problem in range(len(problems)):
         valid = problems.num_valid[problem] if problems.num_valid else num_paths * depth
         count = max(1, min(valid, num_paths))  # paths, which are cut where the shortest one ends
         length = valid // count
-        warp = Warp(1, **{name: values[problem] for name, values in problems.warp.items()})
+        logits_filter = LogitsFilter(
+            1, **{name: values[problem] for name, values in problems.logits_filter.items()}
+        )
         # As the rule computes it, so that rounding breaks ties in the same way.
-        target = [warp(level[problem][None])[0] for level in problems.logits[: length + 1]]
+        target = [logits_filter(level[problem][None])[0] for level in problems.logits[: length + 1]]
         law = law_of_best(target, [level[problem] for level in problems.draft[:length]], count)
         # I(uy) <= law(uy), and I(uy) <= I(u) p(y | u): see `optimum`.
         reach, expected = torch.ones(1, dtype=torch.float64), 0.0
@@ -284,10 +293,10 @@ def test_where_nothing_is_drafted_nothing_is_accepted():
 
 def test_a_rule_that_accepts_too_little_is_seen():
     class Reluctant(BlockSampler):
-        def accept(self, draft, logits, warp, noise):
+        def accept(self, draft, logits, logits_filter, noise):
             probs = None if draft.probs is None else draft.probs[:, :0]
             none = Draft(draft.tokens[:, :0], probs)
-            verdict = super().accept(none, logits[:, :1], warp, noise)
+            verdict = super().accept(none, logits[:, :1], logits_filter, noise)
             tokens = torch.nn.functional.pad(verdict.tokens, (0, draft.tokens.shape[1]), value=-1)
             return replace(verdict, tokens=tokens)
 
@@ -373,7 +382,7 @@ def test_other_trees_are_refused(sampler):
     draft = replace(draft, parents=torch.tensor([[-1, -1]]), depth=1)
     noise = Noise([0]).at(torch.tensor([3]), 3)
     with refused(f"{type(sampler).__name__} verifies paths that were drawn independently"):
-        sampler(draft, torch.zeros(1, 3, 3), Warp(1), noise)
+        sampler(draft, torch.zeros(1, 3, 3), LogitsFilter(1), noise)
     with refused("verifies independent paths; pass paths="):
         certify(sampler, trees=((-1, -1),))
 

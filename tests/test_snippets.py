@@ -155,7 +155,7 @@ def test_the_drafter_with_a_state_drafts_and_repeats():
     tokenizer, target = session["tokenizer"], session["target"]
     generator = specdec.SpeculativeGenerator(target, session["LastSeenDrafter"]())
     inputs, result = drafts_and_writes_plain_text(generator, tokenizer)
-    for row, steps in enumerate(result.steps):  # drafts what followed the anchor last
+    for row, steps in enumerate(result.steps):  # drafts what followed the root last
         text = inputs.input_ids[row][inputs.attention_mask[row].bool()].tolist()
         for step in steps:
             places = [i for i, token in enumerate(text[:-1]) if token == text[-1]]

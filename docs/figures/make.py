@@ -20,13 +20,13 @@ from rich.text import Text
 from specdec import (
     BlockSampler,
     Draft,
+    LogitsFilter,
     Recent,
     SelfDrafter,
     Sinks,
     SpeculativeGenerator,
     Target,
     TopSlots,
-    Warp,
     zoo,
 )
 from specdec.evaluation import plots, read_study, sweep
@@ -196,7 +196,11 @@ def certify(*, target: list[float], draft: list[float], rows: int, **look) -> No
     p, q = torch.tensor(target), torch.tensor(draft)
     noise = Noise(list(range(rows))).at(torch.zeros(rows, dtype=torch.long), width=2)
     tokens = torch.multinomial(q, rows, True, generator=torch.Generator().manual_seed(0))
-    call = Draft(tokens[:, None], q.expand(rows, 1, -1)), p.log().expand(rows, 2, -1), Warp(rows)
+    call = (
+        Draft(tokens[:, None], q.expand(rows, 1, -1)),
+        p.log().expand(rows, 2, -1),
+        LogitsFilter(rows),
+    )
     rules = BlockSampler(), names["LenientSampler"](1.5)
     firsts = [rule(*call, noise).tokens[:, 0].bincount() / rows for rule in rules]
     shares = enumerate(torch.stack([*firsts, p], dim=1).tolist())

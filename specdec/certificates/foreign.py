@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from specdec.arguments import check_integer, check_number, shown
 from specdec.kernels import draw, first_arrival
-from specdec.samplers import Sampler, StepNoise, Stream, Warp
+from specdec.samplers import LogitsFilter, Sampler, StepNoise, Stream
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
 
@@ -96,13 +96,17 @@ class ForeignBatchSampler(Sampler):
         self.races, self.bits = races, check_integer("bits", bits, 1, 52)
         self.tolerance = check_number("tolerance", tolerance, 0)
 
-    def forward(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def forward(
+        self, draft: Draft, target_logits: Tensor, logits_filter: LogitsFilter, noise: StepNoise
+    ) -> Verdict:
         """As `accept`: the rule is asked in greedy batches too, in place of `accept_greedily`."""
-        return self.accept(draft, target_logits, warp, noise)
+        return self.accept(draft, target_logits, logits_filter, noise)
 
-    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(
+        self, draft: Draft, target_logits: Tensor, logits_filter: LogitsFilter, noise: StepNoise
+    ) -> Verdict:
         """One call of the rule for all rows with as many draft tokens."""
-        target, drafted = warp(target_logits), draft.tokens.clamp(min=0)
+        target, drafted = logits_filter(target_logits), draft.tokens.clamp(min=0)
         laws = draft.probs_like(target)
         accept, resample = (
             (noise.uniform(stream) * 2**self.bits).floor() * 2.0**-self.bits

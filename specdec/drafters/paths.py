@@ -14,7 +14,7 @@ from specdec.types import Draft
 
 @dataclass(frozen=True, init=False)
 class Paths(Tree):
-    """Several paths from the anchor, each drawn independently of the others: the drafts that GBV
+    """Several paths from the root, each drawn independently of the others: the drafts that GBV
     and SpecTr are made for. Paths may agree; where tokens are point masses all would, and the
     dynamic tree of as many nodes is drafted instead.
 

@@ -205,7 +205,7 @@ class Level(NamedTuple):
     """A depth of a fixed shape.
 
     Args:
-        parents: the nodes above that have children, those with the most first; -1 is the anchor,
+        parents: the nodes above that have children, those with the most first; -1 is the root,
             once for each of independent `Paths`.
         widths: how many of them have a first child, a second one, ....
     """
@@ -222,7 +222,7 @@ class TreePass(NamedTuple):
         above: `[B, W]`, the row of each one's parent in the pass before.
         visible: bool that broadcasts to `[B, W, m]`, which nodes of all passes so far are ancestors
             of each, and itself.
-        depth: of these nodes, 1 for the anchor's children.
+        depth: of these nodes, 1 for the root's children.
         num_before: nodes of earlier passes.
     """
 
@@ -286,7 +286,7 @@ class TreePlan:
             ids: `[Vd]` of the target's that the drafter can propose; `None` for all.
             widen: from logits over these to logits over the target's vocabulary.
         """
-        if proposal.kind == "argmax" or drawing.warp.is_greedy:
+        if proposal.kind == "argmax" or drawing.logits_filter.is_greedy:
             draft = self._grow_best(drawing.num_draft_tokens, first_logits, expand, ids)
         else:
             self.tree.check_rule(drawing.rule)

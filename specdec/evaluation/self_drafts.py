@@ -18,8 +18,8 @@ from tqdm import tqdm
 from specdec.arguments import check_integer, check_path, shown
 from specdec.drafters import SelfDrafter, Visible
 from specdec.drafters.visible import draft_cache
-from specdec.evaluation.anchors import every_anchor
 from specdec.evaluation.costs import CostCurve, costs, measure_costs
+from specdec.evaluation.positions import every_position
 from specdec.evaluation.replay import replay
 from specdec.generator import SpeculativeGenerator
 from specdec.jsonl import append_lines, read_lines
@@ -219,7 +219,7 @@ class _Texts:
 
     def read(self, generator: SpeculativeGenerator) -> list[Trace]:
         """The texts with what a drafter makes of every token."""
-        return [every_anchor(generator, trace) for trace in self._traces]
+        return [every_position(generator, trace) for trace in self._traces]
 
     def costs(self, generator: SpeculativeGenerator, rounds: int) -> CostCurve:
         """Of steps with 0..K tokens after the first of these prompts."""

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from specdec.kernels.philox.reference import philox, step_uniforms
 from specdec.kernels.race.reference import exponentials, first_arrival, race
 from specdec.kernels.sample.reference import draw, sample, sample_tokens
-from specdec.kernels.truncate.reference import find_cutoff, warp_logits, warp_probs
+from specdec.kernels.truncate.reference import filtered_logits, filtered_probs, find_cutoff
 from specdec.kernels.types import (
     CAUSAL,
     AttentionOptions,
     Cutoff,
+    FilterParams,
     Truncation,
     VerifyUniforms,
-    WarpParams,
 )
 from specdec.kernels.verify.reference import append_token, take_rows, token_rule
 from specdec.kernels.verify.tree import longest_path, verdict_of, verify_tree
@@ -45,14 +45,16 @@ __all__ = [
     "CAUSAL",
     "AttentionOptions",
     "Cutoff",
+    "FilterParams",
     "PathDraft",
     "Truncation",
     "VerifyUniforms",
-    "WarpParams",
     "append_token",
     "attends_raggedly",
     "draw",
     "exponentials",
+    "filtered_logits",
+    "filtered_probs",
     "find_cutoff",
     "first_arrival",
     "longest_path",
@@ -72,8 +74,6 @@ __all__ = [
     "verify_probs",
     "verify_sequential_paths",
     "verify_tree",
-    "warp_logits",
-    "warp_probs",
     "write_slots",
     "writes_slots",
 ]

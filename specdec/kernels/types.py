@@ -31,7 +31,7 @@ class Cutoff(NamedTuple):
     ids: Tensor
 
 
-class WarpParams(NamedTuple):
+class FilterParams(NamedTuple):
     """How logits become probabilities.
 
     Args:

@@ -116,7 +116,7 @@ class Generation:
     @property
     def lengths(self) -> Tensor:
         """`[B]` committed tokens of each row, those of the prompt included."""
-        return self.state.buffer.anchor_position[: len(self.rows)] + 1
+        return self.state.buffer.root_position[: len(self.rows)] + 1
 
     @property
     def has_ended(self) -> Tensor:
@@ -161,7 +161,9 @@ class Generation:
         """Copies of the logits of the last step that the call wants to keep."""
         request, scores = self.request, {}
         if request.output_scores:
-            own = keep_rows(self.state.warp, list(range(len(self.rows))))  # they come first
+            own = keep_rows(
+                self.state.logits_filter, list(range(len(self.rows)))
+            )  # they come first
             scores["scores"] = own.scores(outcome.logits)
         if request.output_logits:
             raw = outcome.logits if outcome.raw_logits is None else outcome.raw_logits

@@ -67,7 +67,7 @@ _TEXTS = {
     ),
     Fault.NUM_VALID: "{drafter}: Draft.num_valid is outside 0..K",
     Fault.PARENT: (
-        "{drafter}: Draft.parents of node i is outside -1..i - 1; -1 is the anchor, and a parent "
+        "{drafter}: Draft.parents of node i is outside -1..i - 1; -1 is the root, and a parent "
         "comes before its children"
     ),
     Fault.NUM_ACCEPTED: (
@@ -84,7 +84,7 @@ _TEXTS = {
     ),
     Fault.ACCEPTED_TOKEN: (
         "{sampler}: the sampler accepted tokens that are not the draft's; Verdict.tokens must "
-        "begin with the first num_accepted of draft.tokens, or those of a path from the anchor"
+        "begin with the first num_accepted of draft.tokens, or those of a path from the root"
     ),
 }
 """In the order in which one of several is named."""

@@ -65,7 +65,7 @@ def prefill_chunk(parts: Parts, state: StepState, size: int) -> None:
         size: tokens of the chunk.
     """
     buffer, start = state.buffer, state.chunk_start
-    num_read = buffer.anchor_position  # [B], of the last prompt token
+    num_read = buffer.root_position  # [B], of the last prompt token
     positions = start + torch.arange(size + 1, device=start.device)
     known = positions.clamp(max=buffer.tokens.shape[1] - 1)
     tokens = buffer.tokens.index_select(1, known)  # [B, size + 1]

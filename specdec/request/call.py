@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from specdec.arguments import check_choice, check_integer, name_of, plain_numbers, shown
-from specdec.hf import HEALING, UNSUPPORTED, WARPS
+from specdec.hf import FILTERS, HEALING, UNSUPPORTED
 from specdec.processes import agreed
 from specdec.request.grammar import GrammarProcessor
 from specdec.request.options import (
@@ -36,7 +36,7 @@ from specdec.request.options import (
 from specdec.request.processors import refuse_stateful
 from specdec.request.prompts import check_ids, offsets_among, read_batch, read_row_inputs
 from specdec.request.sampling import Sampling
-from specdec.samplers.warp import Warp
+from specdec.samplers.logits_filter import LogitsFilter
 from specdec.targets import Target
 
 Method = TypeVar("Method", bound=Callable)
@@ -151,7 +151,7 @@ _LEAST = {
 OUTPUTS = {"output_scores", "output_logits", "output_logprobs"}
 _FLAGS = {"do_sample", "neutral", "draft_probs"} | OUTPUTS
 _OURS = {"seed", "row_inputs", "draft_probs", "num_draft_tokens", "output_logprobs"}
-_NUMBERS = {*_LEAST, *_FLAGS, *WARPS, "eos_token_id", "pad_token_id"}
+_NUMBERS = {*_LEAST, *_FLAGS, *FILTERS, "eos_token_id", "pad_token_id"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +165,7 @@ class Request:
         lengths: real tokens of each row.
         max_new_tokens: that each row may get; 0 where the prompts fill the allowed length.
         sampling: the record of what tokens are drawn from.
-        warp: arguments of `Warp`; every value a scalar or one per row.
+        logits_filter: arguments of `LogitsFilter`; every value a scalar or one per row.
         seeds: one per row, or `None` for a greedy generation.
         eos: ids that end a row.
         pad: fills a row after its end.
@@ -185,7 +185,7 @@ class Request:
     lengths: list[int]
     max_new_tokens: int
     sampling: Sampling
-    warp: dict[str, Any]
+    logits_filter: dict[str, Any]
     seeds: list[int] | None
     eos: tuple[int, ...] = ()
     pad: int = 0
@@ -220,9 +220,9 @@ class Request:
         missing = rows - len(self.lengths)
         if missing == 0:
             return self
-        warp = {
+        logits_filter = {
             name: [*value, *value[-1:] * missing] if isinstance(value, list) else value
-            for name, value in self.warp.items()
+            for name, value in self.logits_filter.items()
         }
         own = {
             name: torch.cat([value, value[-1:].expand(missing, *value.shape[1:])])
@@ -233,7 +233,7 @@ class Request:
             padded=pad(self.padded, (0, 0, 0, missing)),
             tokens=pad(self.tokens, (0, 0, 0, missing)),
             lengths=[*self.lengths, *[1] * missing],
-            warp=warp,
+            logits_filter=logits_filter,
             seeds=None if self.seeds is None else [*self.seeds, *[0] * missing],
             row_inputs=own,
         )
@@ -283,7 +283,7 @@ def request_of(
             HF has looked for the padding id itself, and drops masks of ones.
         processors, criteria, config: what HF hands to a decoding function.
         tokenizer: of the target.
-        of_rows: values of a warp that only specdec knows.
+        of_rows: values of a filter that only specdec knows.
         alone: makes the processors of one row from its prompt `[1, t]`; `None` where they see the
             padded batch.
         passed: names of the processors that the call itself passed.
@@ -309,13 +309,17 @@ def request_of(
     rows, room = len(lengths), max_length - padded.shape[1]
     inputs = _row_inputs(target, row_inputs, rows, copies if alone is not None else 1)
     _check_room(target, lengths, room, inputs)
-    history, warp = split_warpers(processors, config)
-    warp = {"temperature": 1.0 if config.do_sample else 0.0, **warp, **(of_rows or {})}
-    is_greedy = Warp(rows, **warp).is_greedy
+    history, logits_filter = split_warpers(processors, config)
+    logits_filter = {
+        "temperature": 1.0 if config.do_sample else 0.0,
+        **logits_filter,
+        **(of_rows or {}),
+    }
+    is_greedy = LogitsFilter(rows, **logits_filter).is_greedy
     request = Request(
         *(padded, tokens, lengths, room),
         sampling=replace(sampling_of(config, eos), **(of_rows or {}), processors=list(passed)),
-        warp=warp,
+        logits_filter=logits_filter,
         seeds=None if is_greedy else _read_seeds(target, seed, rows, copies),
         eos=eos,
         pad=padding_id if padding_id is not None else next(iter(eos), 0),

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from specdec.samplers.base import Sampler
     from specdec.samplers.block import BlockSampler
     from specdec.samplers.coupling import CouplingSampler
+    from specdec.samplers.logits_filter import LogitsFilter
     from specdec.samplers.lossy import EnsembleSampler, TypicalSampler
     from specdec.samplers.noise import (
         Drawing,
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     )
     from specdec.samplers.paths import GBVSampler, SpecTrSampler
     from specdec.samplers.rejection import RejectionSampler
-    from specdec.samplers.warp import Warp
 
 _HOMES = {
     "specdec.kernels": "philox",
@@ -32,7 +32,7 @@ _HOMES = {
     "draw_by_inversion draw_by_race",
     "specdec.samplers.paths": "GBVSampler SpecTrSampler",
     "specdec.samplers.rejection": "RejectionSampler",
-    "specdec.samplers.warp": "Warp",
+    "specdec.samplers.logits_filter": "LogitsFilter",
 }
 """Modules that define the names, which are imported on their first use."""
 
@@ -42,6 +42,7 @@ __all__ = [
     "Drawing",
     "EnsembleSampler",
     "GBVSampler",
+    "LogitsFilter",
     "Noise",
     "RejectionSampler",
     "Sampler",
@@ -50,7 +51,6 @@ __all__ = [
     "StepNoise",
     "Stream",
     "TypicalSampler",
-    "Warp",
     "draw_by_inversion",
     "draw_by_race",
     "philox",

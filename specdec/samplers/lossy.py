@@ -8,8 +8,8 @@ from torch import Tensor
 from specdec.arguments import check_number
 from specdec.kernels import draw, longest_path, take_rows, verdict_of, verify_probs
 from specdec.samplers.base import Sampler, rule_uniforms
+from specdec.samplers.logits_filter import LogitsFilter
 from specdec.samplers.noise import StepNoise
-from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
 
 
@@ -50,9 +50,11 @@ class TypicalSampler(Sampler):
         """Its thresholds."""
         return f"epsilon={self.epsilon}, delta={self.delta}"
 
-    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(
+        self, draft: Draft, target_logits: Tensor, logits_filter: LogitsFilter, noise: StepNoise
+    ) -> Verdict:
         """By the target's probabilities alone."""
-        probs = warp(target_logits)  # [B, K + 1, V]
+        probs = logits_filter(target_logits)  # [B, K + 1, V]
         entropy = -torch.special.xlogy(probs, probs).sum(dim=-1)
         threshold = (self.delta * (-entropy).exp()).clamp(max=self.epsilon)
         rows, vocab_size = draft.window_parents, probs.shape[-1]
@@ -96,14 +98,16 @@ class EnsembleSampler(Sampler):
         """Its weight."""
         return f"target_weight={self.target_weight}"
 
-    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(
+        self, draft: Draft, target_logits: Tensor, logits_filter: LogitsFilter, noise: StepNoise
+    ) -> Verdict:
         """Token by token, against the mixture."""
-        probs, w = warp(target_logits), self.target_weight
+        probs, w = logits_filter(target_logits), self.target_weight
         of_draft = draft.probs_like(probs)
         first, is_drafted = draft.first_children
         mixed = take_rows(of_draft, first) * (1 - w) + w * probs if of_draft.shape[1] else probs
-        if warp.greedy_rows is not None:
-            is_drafted = is_drafted & ~warp.greedy_rows[:, None]
+        if logits_filter.greedy_rows is not None:
+            is_drafted = is_drafted & ~logits_filter.greedy_rows[:, None]
         # Where nothing was drafted the token is the target's alone.
         mixed = torch.where(is_drafted[..., None], mixed, probs)
         return verify_probs(draft, mixed, rule_uniforms(draft, noise), by_block=False)

@@ -6,15 +6,15 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec.kernels import warp_probs
+from specdec.kernels import filtered_probs
 from specdec.kernels.verify.paths import (
     PathDraft,
     verify_greedy_path,
     verify_sequential_paths,
 )
 from specdec.samplers.base import Sampler, judge, rule_uniforms
+from specdec.samplers.logits_filter import LogitsFilter
 from specdec.samplers.noise import StepNoise
-from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
 
 
@@ -43,20 +43,22 @@ class PathSampler(Sampler):
                 "tree by BlockSampler"
             )
 
-    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(
+        self, draft: Draft, target_logits: Tensor, logits_filter: LogitsFilter, noise: StepNoise
+    ) -> Verdict:
         """Several paths.
 
         Raises:
             ValueError: of another tree whose tokens were sampled.
         """
         if draft.is_chain or draft.probs is None:
-            return judge(draft, target_logits, warp, noise, by_block=True)
+            return judge(draft, target_logits, logits_filter, noise, by_block=True)
         if not isinstance(draft, PathDraft):
             raise ValueError(
                 f"{type(self).__name__} verifies paths that were drawn independently of each "
                 'other; draft with tree="4x5 paths", or verify other trees by BlockSampler'
             )
-        probs = warp_probs(target_logits, warp.params(target_logits))
+        probs = filtered_probs(target_logits, logits_filter.params(target_logits))
         return self.verify_paths(draft, probs, rule_uniforms(draft, noise))
 
 

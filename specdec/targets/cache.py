@@ -327,7 +327,7 @@ class SlotCache(Cache):
         all layers at once: the accepted nodes become slots `start + 1`, `start + 2`, ....
 
         Args:
-            start: `[B]` slot of the anchor.
+            start: `[B]` slot of the root.
             path: `[B, D + 1]` rows of the window, 0 and then the accepted nodes, in ascending
                 order; after them anything in the window.
         """

@@ -410,9 +410,9 @@ class _Trial:
 
     def tree(self) -> Differences:
         """The second window once more, with an earlier sibling from the other text before each
-        token but the anchor.
+        token but the root.
         """
-        positions = self._later.repeat_interleave(2, dim=1)[:, 1:]  # anchor, sibling, token, ...
+        positions = self._later.repeat_interleave(2, dim=1)[:, 1:]  # root, sibling, token, ...
         count = positions.shape[1]
         order = torch.arange(count, device=positions.device)
         is_other = order % 2 == 1

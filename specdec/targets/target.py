@@ -435,10 +435,10 @@ class Target(SlotModel):
         self,
         cache: SlotCache,
         start: Tensor,
-        anchor: Tensor,
+        root: Tensor,
         draft: Draft,
     ) -> TargetOutput:
-        """One forward over the anchor and the K draft tokens, a chain or a tree: nodes stand at
+        """One forward over the root and the K draft tokens, a chain or a tree: nodes stand at
         positions by their depth, and see the text and their ancestors.
 
         Keys and values of the window are written, token after token; what is not accepted is
@@ -446,15 +446,15 @@ class Target(SlotModel):
 
         Args:
             cache: rows to read.
-            start: `[B]` position of the anchor.
-            anchor: `[B]` the last committed token, not yet read by the target.
+            start: `[B]` position of the root.
+            root: `[B]` the last committed token, not yet read by the target.
             draft: `[B, K]` tokens of the target's vocabulary.
 
         Returns:
             Logits `[B, K + 1, V]` and features.
         """
         cache.check_rows(draft.tokens)
-        tokens = torch.cat([anchor[:, None], draft.tokens], dim=1)  # [B, N]
+        tokens = torch.cat([root[:, None], draft.tokens], dim=1)  # [B, N]
         slots = start[:, None] + torch.arange(tokens.shape[1], device=start.device)
         tree = {}
         if not draft.is_chain:  # of a chain slots say where tokens stand and what they see

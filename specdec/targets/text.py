@@ -25,7 +25,7 @@ class TargetText:
     Args:
         target: whose they are.
         cache: where they are; token t of a row is in slot t.
-        lengths: `[B]` int64, tokens of each row that the target has read: the slot of the anchor of
+        lengths: `[B]` int64, tokens of each row that the target has read: the slot of the root of
             its next step. What is at or beyond it is garbage.
         room: tokens that may be run behind the text: K + 1, and the drafter's `extra_slots`; `None`
             where nobody counts.
@@ -41,7 +41,7 @@ class TargetText:
 
     @property
     def positions(self) -> Tensor:
-        """`[B]`, where the anchor of each row stands in its text."""
+        """`[B]`, where the root of each row stands in its text."""
         offset = self._inputs.get("position_offset")
         return self.lengths if offset is None else self.lengths + offset
 
@@ -50,7 +50,7 @@ class TargetText:
         return self.cache.row_inputs if self.row_inputs is None else self.row_inputs
 
     def over(self, table: SlotCache, lengths: Tensor) -> TargetText:
-        """The text as far as a table shows it: its last token before the anchor is the last of
+        """The text as far as a table shows it: its last token before the root is the last of
         `lengths` `[B]` tokens there, and what follows goes on from its own position.
         """
         own = {**self._inputs, "position_offset": self.positions - lengths}
@@ -87,7 +87,7 @@ class TargetText:
         Args:
             model: that runs: the target, a part of it (`Target.part`), or another model with the
                 same keys and values.
-            tokens: `[B, N]` int64; the first ones behind the text are the row's anchor, which the
+            tokens: `[B, N]` int64; the first ones behind the text are the row's root, which the
                 target has not read yet, and what was drafted after it.
             offset: so many tokens behind the text the first of them stands.
             options: of `SlotModel.forward`: `positions` and `visible` of trees, `logits_to_keep`.

@@ -18,7 +18,7 @@ from specdec import (
 )
 from specdec.certificates import ForeignSampler, certify, huggingface_rule
 from specdec.kernels import draw, verify_points
-from specdec.samplers import ScriptedNoise, StepNoise, Stream, Warp
+from specdec.samplers import LogitsFilter, ScriptedNoise, StepNoise, Stream
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
 FEW = ((3, 2, 6),)  # K = 2 draft tokens out of V = 3, in 6 problems of each kind
@@ -82,9 +82,11 @@ class Mistaken(Sampler):
         super().__init__()
         self.mistake = mistake
 
-    def accept(self, draft: Draft, target_logits, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(
+        self, draft: Draft, target_logits, logits_filter: LogitsFilter, noise: StepNoise
+    ) -> Verdict:
         """A verdict, maybe of the wrong law."""
-        p = warp(target_logits)
+        p = logits_filter(target_logits)
         rows, width = draft.tokens.shape
         safe = draft.tokens.clamp(min=0)
         q = draft.probs
@@ -213,9 +215,11 @@ class DrawAndCompare(Sampler):
         super().__init__()
         self.weight, self.is_late = weight, is_late
 
-    def accept(self, draft: Draft, target_logits, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(
+        self, draft: Draft, target_logits, logits_filter: LogitsFilter, noise: StepNoise
+    ) -> Verdict:
         """A verdict of the right law, if `weight` is 0 and rows are not late."""
-        p = warp(target_logits.roll(1, dims=1) if self.is_late else target_logits)
+        p = logits_filter(target_logits.roll(1, dims=1) if self.is_late else target_logits)
         p = (1 - self.weight) * p + self.weight * p.square() / p.square().sum(-1, keepdim=True)
         width, last = draft.tokens.shape[1], noise.uniform(Stream.RESAMPLE)[:, :1]
         uniforms = torch.cat([last, noise.uniform(Stream.ACCEPT)[:, :width]], dim=1)
@@ -257,9 +261,9 @@ def test_a_lossy_rule_without_thresholds_fails_by_draws():
 
 def test_draws_of_the_rules_own_are_inconclusive_too():
     class OwnNumbers(RejectionSampler):
-        def accept(self, draft, target_logits, warp, noise):
+        def accept(self, draft, target_logits, logits_filter, noise):
             uniforms = torch.rand(len(target_logits), len(Stream), target_logits.shape[1]).double()
-            return super().accept(draft, target_logits, warp, ScriptedNoise(uniforms))
+            return super().accept(draft, target_logits, logits_filter, ScriptedNoise(uniforms))
 
     torch.manual_seed(0)
     report = certify(OwnNumbers(), sizes=((2, 1, 6),), num_draws=4096, progress=soft)
@@ -284,24 +288,24 @@ class MistakenRace(CouplingSampler):
         super().__init__()
         self.mistake = mistake
 
-    def accept(self, draft: Draft, target_logits, warp: Warp, noise) -> Verdict:
+    def accept(self, draft: Draft, target_logits, logits_filter: LogitsFilter, noise) -> Verdict:
         """A verdict, maybe with the wrong tokens."""
         logits = target_logits
         if not draft.is_chain and self.mistake != "noise by index":
             noise = noise.at_depths(draft.depths)
         if self.mistake == "races over the square of the law":
             logits = 2 * logits
-        winners = noise.race(logits, warp, index=0)
+        winners = noise.race(logits, logits_filter, index=0)
         if self.mistake == "the extra token is the likeliest":
             places = torch.arange(winners.shape[1]) == draft.tokens.shape[1]
             winners = torch.where(places, logits.argmax(-1), winners)
         if self.mistake == "each place looks at the noise of the one before":
-            winners = noise.race(logits.roll(-1, dims=1), warp, 0).roll(1, dims=1)
+            winners = noise.race(logits.roll(-1, dims=1), logits_filter, 0).roll(1, dims=1)
         if self.mistake == "rows of other nodes":
             winners = winners.roll(1, dims=1)
         if self.mistake == "drafts pass where they are possible":
             parents = draft.window_parents
-            chance = warp(logits)[torch.arange(len(winners))[:, None], parents]
+            chance = logits_filter(logits)[torch.arange(len(winners))[:, None], parents]
             chance = chance.gather(2, draft.tokens.clamp(min=0)[..., None])[..., 0]
             passes = (chance > 0) & draft.is_valid
             tokens = torch.where(passes, draft.tokens, winners.gather(1, parents))
@@ -346,9 +350,9 @@ class AtU(RejectionSampler):
         super().__init__()
         self.limit = limit
 
-    def accept(self, draft, target_logits, warp, noise):
+    def accept(self, draft, target_logits, logits_filter, noise):
         """Only at the end of the draft."""
-        verdict = super().accept(draft, target_logits, warp, noise)
+        verdict = super().accept(draft, target_logits, logits_filter, noise)
         is_off = noise.uniform(Stream.RESAMPLE)[:, :1] < self.limit
         at = verdict.num_accepted[:, None]
         extra = verdict.tokens.gather(1, at).masked_fill(is_off, 0)
@@ -371,10 +375,10 @@ def test_what_happens_at_a_uniform_of_0_alone_is_said_so():
 class OfThree(RejectionSampler):
     """Looks at the three largest logits."""
 
-    def accept(self, draft, target_logits, warp, noise):
+    def accept(self, draft, target_logits, logits_filter, noise):
         """Which a vocabulary of two does not have."""
         assert target_logits.topk(3).values.isfinite().any()
-        return super().accept(draft, target_logits, warp, noise)
+        return super().accept(draft, target_logits, logits_filter, noise)
 
 
 def test_a_sampler_that_fails_on_a_small_problem_is_told_which_and_what_to_pass():
@@ -394,9 +398,9 @@ class Overdoing(RejectionSampler):
         super().__init__()
         self.change = change
 
-    def accept(self, draft, target_logits, warp, noise):
+    def accept(self, draft, target_logits, logits_filter, noise):
         """The changed verdict."""
-        return self.change(super().accept(draft, target_logits, warp, noise))
+        return self.change(super().accept(draft, target_logits, logits_filter, noise))
 
 
 @pytest.mark.parametrize(

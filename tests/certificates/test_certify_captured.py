@@ -24,7 +24,7 @@ from specdec import (
 )
 from specdec.certificates.generator.noise import audit_noise
 from specdec.certificates.generator.text import audit_text
-from specdec.evaluation import compare, every_anchor, measure_costs, replay
+from specdec.evaluation import compare, every_position, measure_costs, replay
 from specdec.request import Sampling
 from specdec.samplers import BlockSampler
 
@@ -100,7 +100,7 @@ def test_measurements_of_captured_steps_are_those_of_eager_ones(device):
     run = {"max_new_tokens": 12, "do_sample": True, "seed": list(range(6))}
     traces = [g.generate(ids, trace=True, **run).trace for g in both]
     replays = [
-        replay(every_anchor(g, t), num_draft_tokens=2, sampler=BlockSampler())
+        replay(every_position(g, t), num_draft_tokens=2, sampler=BlockSampler())
         for g, t in zip(both, traces, strict=True)
     ]
     assert replays[0].acceptance_length == replays[1].acceptance_length
@@ -110,7 +110,7 @@ def test_measurements_of_captured_steps_are_those_of_eager_ones(device):
 
 
 class Remembers(Stateless):
-    """Drafts what followed the anchor's id last, in any request, by a deterministic proposal."""
+    """Drafts what followed the root's id last, in any request, by a deterministic proposal."""
 
     has_memory = True
 
@@ -121,10 +121,10 @@ class Remembers(Stateless):
 
     def propose(self, context, state, drawing):
         """The first row's last token is remembered, and every row drafts from the memory."""
-        anchors = context.tokens.gather(1, context.num_new.clamp(min=0)[:, None])
+        roots = context.tokens.gather(1, context.num_new.clamp(min=0)[:, None])
         before = context.tokens.gather(1, (context.num_new - 1).clamp(min=0)[:, None])
-        self.after[before[0]] = anchors[0]
-        return Draft(self.after[anchors[:, : drawing.num_draft_tokens]])
+        self.after[before[0]] = roots[0]
+        return Draft(self.after[roots[:, : drawing.num_draft_tokens]])
 
 
 class RemembersUnsaid(Remembers):
@@ -139,7 +139,7 @@ class RemembersAndLies(Remembers):
     def propose(self, context, state, drawing):
         """The same tokens."""
         tokens = super().propose(context, state, drawing).tokens
-        if drawing.warp.is_greedy:
+        if drawing.logits_filter.is_greedy:
             return Draft(tokens)
         return Draft(tokens, torch.full((*tokens.shape, 6), 1 / 6))
 

@@ -15,7 +15,7 @@ from specdec.certificates import (
     certify,
     huggingface_rule,
 )
-from specdec.samplers import Noise, Stream, Warp
+from specdec.samplers import LogitsFilter, Noise, Stream
 from specdec.types import PAD_TOKEN, Draft
 
 
@@ -76,7 +76,7 @@ def test_a_foreign_rule_is_asked_in_problems_that_are_all_greedy():
     sampler = ForeignSampler(reject_always)
     tokens, logits = torch.tensor([[1]]), torch.tensor([[[0.0, 9.0], [9.0, 0.0]]])
     noise = Noise([0]).at(torch.tensor([4]), width=2)
-    verdict = sampler(Draft(tokens), logits, Warp(1, temperature=0), noise)
+    verdict = sampler(Draft(tokens), logits, LogitsFilter(1, temperature=0), noise)
     assert verdict.num_accepted.tolist() == [0]
     assert verdict.tokens[0, 0] == 1
     (shown,) = asked
@@ -104,7 +104,7 @@ def test_a_rule_of_a_batch_a_rule_of_a_row_and_a_sampler_agree_on_ragged_drafts(
     tokens = torch.randint(v, (rows, k), generator=generator)
     tokens = tokens.masked_fill(torch.arange(k) >= num_valid[:, None], PAD_TOKEN)
     noise = Noise(list(range(rows))).at(torch.arange(rows), k + 1)
-    inputs = Draft(tokens, draft[:, :k], num_valid), target.log(), Warp(rows), noise
+    inputs = Draft(tokens, draft[:, :k], num_valid), target.log(), LogitsFilter(rows), noise
     samplers = ForeignSampler(accept_by_ratio), ForeignBatchSampler(accept_batch)
     for sampler in samplers:
         verdict, expected = sampler(*inputs), RejectionSampler()(*inputs)
@@ -184,7 +184,9 @@ def test_uniforms_have_as_many_bits_as_a_rule_says():
     rows, law = 64, torch.full((64, 2, 4), 0.25, dtype=torch.float64)
     noise = Noise(list(range(rows))).at(torch.zeros(rows, dtype=torch.long), 2)
     tokens = torch.zeros(rows, 1, dtype=torch.long)
-    ForeignBatchSampler(rule, bits=3)(Draft(tokens, law[:, :1]), law.log(), Warp(rows), noise)
+    ForeignBatchSampler(rule, bits=3)(
+        Draft(tokens, law[:, :1]), law.log(), LogitsFilter(rows), noise
+    )
     for shown, stream in zip(seen, (Stream.ACCEPT, Stream.RESAMPLE), strict=True):
         assert (shown * 8 == (noise.uniform(stream)[:, 0].view_as(shown) * 8).floor()).all()
         assert len(shown.unique()) > 4

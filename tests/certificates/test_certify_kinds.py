@@ -52,9 +52,9 @@ PENALTY = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.5)])
 class Sharp(RejectionSampler):
     """The rule of a target that is surer of itself."""
 
-    def accept(self, draft, target_logits, warp, noise):
+    def accept(self, draft, target_logits, logits_filter, noise):
         """As if its temperature was 2 / 3."""
-        return super().accept(draft, 1.5 * target_logits, warp, noise)
+        return super().accept(draft, 1.5 * target_logits, logits_filter, noise)
 
 
 def hybrid(name):

@@ -108,10 +108,10 @@ class OwnNumbers(RejectionSampler):
         super().__init__()
         self.make = make
 
-    def accept(self, draft, target_logits, warp, noise):
+    def accept(self, draft, target_logits, logits_filter, noise):
         """The rule by these numbers."""
         own = self.make((len(target_logits), len(Stream), target_logits.shape[1]))
-        return super().accept(draft, target_logits, warp, ScriptedNoise(own))
+        return super().accept(draft, target_logits, logits_filter, ScriptedNoise(own))
 
 
 def by_torch(shape):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specdec import RejectionSampler, SpeculativeGenerator, certify, zoo
-from specdec.samplers import Warp
+from specdec.samplers import LogitsFilter
 
 pytestmark = pytest.mark.slow
 PROMPT_TOKENS, ROWS = 10, 64
@@ -19,21 +19,23 @@ class Elsewhere(RejectionSampler):
         super().__init__()
         self.where, self.temperature = where, temperature
 
-    def accept(self, draft, target_logits, warp, noise):
+    def accept(self, draft, target_logits, logits_filter, noise):
         """As the rule."""
         rows, columns = (torch.arange(size) for size in target_logits.shape[:2])
         places = noise._start[:, None] + 1 + columns - PROMPT_TOKENS
         is_there = self.where(rows[:, None], places)[..., None]
         own = torch.where(is_there, target_logits / self.temperature, target_logits)
-        return super().accept(draft, own, warp, noise)
+        return super().accept(draft, own, logits_filter, noise)
 
 
 class Narrower(RejectionSampler):
     """The rule after a truncation that nobody asked for."""
 
-    def accept(self, draft, target_logits, warp, noise):
+    def accept(self, draft, target_logits, logits_filter, noise):
         """As the rule."""
-        return super().accept(draft, target_logits, Warp(warp.batch_size, top_p=0.99), noise)
+        return super().accept(
+            draft, target_logits, LogitsFilter(logits_filter.batch_size, top_p=0.99), noise
+        )
 
 
 def first(rows, places):

@@ -189,11 +189,11 @@ def test_agreeing_probabilities_excuse_nothing_else(wrong, way):
 class OwnUniforms(RejectionSampler):
     """Lossless, from other random numbers."""
 
-    def accept(self, draft, target_logits, warp, noise):
+    def accept(self, draft, target_logits, logits_filter, noise):
         """Numbers of torch's generator."""
         width = target_logits.shape[1]
         uniforms = torch.rand(len(target_logits), len(Stream), width, dtype=torch.float64)
-        return super().accept(draft, target_logits, warp, ScriptedNoise(uniforms))
+        return super().accept(draft, target_logits, logits_filter, ScriptedNoise(uniforms))
 
 
 def test_a_samplers_draws_of_its_own_are_found_and_not_laid_to_the_drafter():
@@ -214,7 +214,7 @@ class AtTheEdge(Stateless):
     def propose(self, context, state, drawing):
         """One of two tokens."""
         tokens = context.tokens[:, : drawing.num_draft_tokens]
-        if not tokens.numel() or not drawing.wants_probs or drawing.warp.is_greedy:
+        if not tokens.numel() or not drawing.wants_probs or drawing.logits_filter.is_greedy:
             return Draft(tokens * 0)
         u = drawing.noise.uniform(Stream.PROPOSE)[:, 0]
         edge = (u + (self.shift if len(u) == 1 else -self.shift)).clamp(0, 1)

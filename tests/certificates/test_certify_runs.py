@@ -25,7 +25,7 @@ from specdec import (
 )
 from specdec.certificates import certify
 from specdec.certificates.generator.text import audit_text
-from specdec.samplers import Warp
+from specdec.samplers import LogitsFilter
 from specdec.types import Draft
 
 QUICK = {"num_samples": 64, "num_tokens": 16, "audit_tokens": 12, "settings": [{"top_k": 4}]}
@@ -123,7 +123,7 @@ class FilterOnTheTokensOnly(ModelDrafter):
         draft = super().propose(context, state, drawing)
         if draft.probs is None:
             return draft
-        plain = replace(drawing, warp=Warp(drawing.warp.batch_size))
+        plain = replace(drawing, logits_filter=LogitsFilter(drawing.logits_filter.batch_size))
         unfiltered = super().propose(context, state, plain)
         return Draft(draft.tokens, unfiltered.probs)
 

@@ -15,50 +15,52 @@ def rule(draw_draft, kind=RejectionSampler, **attributes):
     return sampler
 
 
-def argmax(logits, warp, noise, index, *, wants_probs, out=None):
+def argmax(logits, logits_filter, noise, index, *, wants_probs, out=None):
     """The likeliest tokens, reported as draws."""
-    probs = warp(logits)
+    probs = logits_filter(logits)
     return probs.argmax(dim=-1), probs
 
 
-def argmax_alone(logits, warp, noise, index, *, wants_probs, out=None):
+def argmax_alone(logits, logits_filter, noise, index, *, wants_probs, out=None):
     """The likeliest tokens, reported as point masses."""
     return logits.argmax(dim=-1), None
 
 
-def first_number(logits, warp, noise, index, *, wants_probs, out=None):
+def first_number(logits, logits_filter, noise, index, *, wants_probs, out=None):
     """One number for all tokens."""
     u = noise.uniform(Stream.PROPOSE)[:, :1].expand(-1, logits.shape[1])
-    return warp.draw(logits, u)
+    return logits_filter.draw(logits, u)
 
 
-def accepting_number(logits, warp, noise, index, *, wants_probs, out=None):
+def accepting_number(logits, logits_filter, noise, index, *, wants_probs, out=None):
     """The number that judges the token draws it."""
-    return warp.draw(logits, noise.uniform(Stream.ACCEPT).narrow(1, index, logits.shape[1]))
+    return logits_filter.draw(
+        logits, noise.uniform(Stream.ACCEPT).narrow(1, index, logits.shape[1])
+    )
 
 
-def gumbel(logits, warp, noise, index, *, wants_probs, out=None):
+def gumbel(logits, logits_filter, noise, index, *, wants_probs, out=None):
     """By the race of the position, which the rule does not use."""
-    return noise.race(logits, warp, index), warp(logits)
+    return noise.race(logits, logits_filter, index), logits_filter(logits)
 
 
-def upside_down(logits, warp, noise, index, *, wants_probs, out=None):
+def upside_down(logits, logits_filter, noise, index, *, wants_probs, out=None):
     """1 - u in place of u: another step function, and as honest."""
     u = noise.uniform(Stream.PROPOSE).narrow(1, index, logits.shape[1])
-    return warp.draw(logits, (1 - u).clamp(max=1 - 2.0**-52))
+    return logits_filter.draw(logits, (1 - u).clamp(max=1 - 2.0**-52))
 
 
-def own_numbers(logits, warp, noise, index, *, wants_probs, out=None):
+def own_numbers(logits, logits_filter, noise, index, *, wants_probs, out=None):
     """By torch's own random numbers, which nothing else uses."""
-    return warp.draw(logits, torch.rand(logits.shape[:2], dtype=torch.float64))
+    return logits_filter.draw(logits, torch.rand(logits.shape[:2], dtype=torch.float64))
 
 
-def late_fault(logits, warp, noise, index, *, wants_probs, out=None):
+def late_fault(logits, logits_filter, noise, index, *, wants_probs, out=None):
     """Sharper than reported, from the third token on."""
     scale = torch.ones(logits.shape[1], 1, dtype=logits.dtype)
     scale[max(0, 2 - index) :] = 1.1
-    tokens, _ = draw_by_inversion(logits * scale, warp, noise, index, wants_probs=False)
-    return tokens, warp(logits)
+    tokens, _ = draw_by_inversion(logits * scale, logits_filter, noise, index, wants_probs=False)
+    return tokens, logits_filter(logits)
 
 
 HONEST = {
@@ -127,7 +129,7 @@ class Coins(RejectionSampler):
     noise_type = OwnNoise
     factor = 1.0
 
-    def accept(self, draft, target_logits, warp, noise):
+    def accept(self, draft, target_logits, logits_filter, noise):
         """As the rule, if coins are not scaled."""
         coins = noise.coins(draft.tokens.shape[1]) * self.factor
 
@@ -138,7 +140,7 @@ class Coins(RejectionSampler):
                 """Of a stream."""
                 return coins if stream == Stream.ACCEPT else noise.uniform(stream)
 
-        return super().accept(draft, target_logits, warp, Judged())
+        return super().accept(draft, target_logits, logits_filter, Judged())
 
 
 def test_a_rule_with_its_own_noise_is_tested_by_draws():

@@ -14,7 +14,7 @@ from specdec import PromptLookupDrafter, RejectionSampler, SpeculativeGenerator
 from specdec.certificates import CertificateError, Sentinel
 from specdec.certificates.generator.reading import Claim
 from specdec.certificates.generator.witness import RowText
-from specdec.samplers import Warp
+from specdec.samplers import LogitsFilter
 
 ROWS = 48
 ASKED = {"temperature": 1.0, "top_p": 0.9, "neutral": True}
@@ -38,10 +38,10 @@ class TopP(RejectionSampler):
         super().__init__()
         self.top_p = top_p
 
-    def accept(self, draft, target_logits, warp, noise):
+    def accept(self, draft, target_logits, logits_filter, noise):
         """As the rule."""
         return super().accept(
-            draft, target_logits, Warp(len(target_logits), top_p=self.top_p), noise
+            draft, target_logits, LogitsFilter(len(target_logits), top_p=self.top_p), noise
         )
 
 
@@ -105,14 +105,16 @@ def test_in_half_precision_tokens_at_the_cut_are_excused_and_others_are_not():
         assert wrong.impossible
 
 
-def claim(probs, **warp):
+def claim(probs, **logits_filter):
     """Of one text whose first new token is the last id."""
     logits = torch.tensor(probs, dtype=torch.float64).log()
-    return Claim([RowText([0, len(probs) - 1], 1)], [LogitsProcessorList()], warp, None), logits
+    return Claim(
+        [RowText([0, len(probs) - 1], 1)], [LogitsProcessorList()], logits_filter, None
+    ), logits
 
 
 @pytest.mark.parametrize(
-    ("probs", "warp", "by", "may_be"),
+    ("probs", "logits_filter", "by", "may_be"),
     [
         ((0.5, 0.3, 0.2), {"top_p": 0.8}, 1e-6, True),  # 0.2 <= 1 - 0.8, by rounding
         ((0.5, 0.3, 0.2), {"top_p": 0.79}, 1e-6, False),
@@ -124,10 +126,10 @@ def claim(probs, **warp):
     ],
 )
 def test_a_token_is_impossible_if_moving_all_logits_by_the_rounding_leaves_it_at_zero(
-    probs, warp, by, may_be
+    probs, logits_filter, by, may_be
 ):
     """The distance from the cut is counted in logits, of all tokens at once."""
-    own, logits = claim(probs, **warp)
+    own, logits = claim(probs, **logits_filter)
     assert own.may_be(0, 0, logits, by) is may_be
 
 

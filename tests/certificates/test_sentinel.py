@@ -41,9 +41,9 @@ def generator(sampler="auto", target=None):
 class Repeats(RejectionSampler):
     """Emits the last draft token once more in place of the extra token."""
 
-    def accept(self, draft, target_logits, warp, noise):
+    def accept(self, draft, target_logits, logits_filter, noise):
         """The extra token is the first of the draft."""
-        verdict = super().accept(draft, target_logits, warp, noise)
+        verdict = super().accept(draft, target_logits, logits_filter, noise)
         index = verdict.num_accepted[:, None]
         return replace(verdict, tokens=verdict.tokens.scatter(1, index, draft.tokens[:, :1]))
 
@@ -91,11 +91,11 @@ def test_processors_and_settings_of_hf_are_part_of_the_claim():
 class StaleSlot(Target):
     """Slot 2 of one row holds what slot 1 does."""
 
-    def verify(self, cache, start, anchor, draft, **options):
+    def verify(self, cache, start, root, draft, **options):
         """The row is the first one."""
         for table in (*cache.keys.values(), *cache.values.values()):
             table[0, 2] = table[0, 1]
-        return super().verify(cache, start, anchor, draft, **options)
+        return super().verify(cache, start, root, draft, **options)
 
 
 def test_a_stale_slot_is_seen_in_what_the_loop_draws_from():

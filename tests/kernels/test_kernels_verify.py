@@ -25,7 +25,7 @@ from kernel_cases import (
     seeds,
 )
 
-from specdec.kernels import WarpParams, warp_probs
+from specdec.kernels import FilterParams, filtered_probs
 from specdec.kernels.verify import triton
 from specdec.loop.outcome import Fault
 
@@ -61,15 +61,15 @@ def test_over_exact_tables_a_verdict_is_the_definitions(
     seeds,
 )
 def test_over_random_tables_a_verdict_is_the_definitions_up_to_a_margin(
-    rule, rows, width, vocab, dtype, is_warped, seed
+    rule, rows, width, vocab, dtype, is_filtered, seed
 ):
-    case = random_case(rows, width, vocab, seed, dtype=dtype, is_warped=is_warped)
+    case = random_case(rows, width, vocab, seed, dtype=dtype, is_filtered=is_filtered)
     assert_near(case, rule, case.by_kernel(rule, **SMALL))
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_over_a_wide_vocabulary_hardly_a_row_is_beside_a_boundary(rule):
-    case = random_case(3, 2, 3001, seed=5, dtype=torch.bfloat16, is_warped=False)
+    case = random_case(3, 2, 3001, seed=5, dtype=torch.bfloat16, is_filtered=False)
     assert assert_near(case, rule, case.by_kernel(rule, block=512, num_warps=4)) == 0
 
 
@@ -80,13 +80,13 @@ def test_no_token_of_probability_zero_is_emitted_at_the_ends_of_the_uniforms(rul
         case.accept.fill_(u)
         case.resample.fill_(u)
         tokens, _ = case.by_kernel(rule, **SMALL)
-        probs = warp_probs(case.logits, case.params).gather(2, tokens.clamp(min=0)[..., None])
+        probs = filtered_probs(case.logits, case.params).gather(2, tokens.clamp(min=0)[..., None])
         assert bool((probs[..., 0][tokens >= 0] > 0).all())
 
 
 @pytest.mark.parametrize(("rule", "u"), [("token", 0.0), ("block", LARGEST_UNIFORM)])
 def test_a_rejection_that_leaves_nothing_draws_from_the_target(rule, u):
-    case = random_case(3, 1, 24, seed=2, dtype=torch.float32, is_warped=True)
+    case = random_case(3, 1, 24, seed=2, dtype=torch.float32, is_filtered=True)
     uniforms = torch.full((3,), u, dtype=torch.float64)
     first = case.logits[:, 0], at_index(case.params, 0)
     expected, probs = sample_by_kernel(*first, uniforms, **SMALL)
@@ -102,7 +102,7 @@ def test_a_rejection_that_leaves_nothing_draws_from_the_target(rule, u):
 def test_what_is_wrong_with_the_inputs_is_found_where_it_matters(rule):
     def broken_by(edit) -> list:
         """Counts and faults of a case that an edit breaks."""
-        broken = random_case(3, 2, 30, seed=11, dtype=torch.float32, is_warped=False)
+        broken = random_case(3, 2, 30, seed=11, dtype=torch.float32, is_filtered=False)
         edit(broken)
         broken.accept = torch.full((3, 2), LARGEST_UNIFORM, dtype=torch.float64)
         broken.accept[:, 0] = 0.0
@@ -143,7 +143,7 @@ def test_a_greedy_row_without_a_distribution_is_found_after_an_accepted_token(ru
     tokens = torch.zeros(2, 2, dtype=torch.long)
     tokens[:, index:].fill_(3)  # the definition accepts it in the greedy row
     probs = torch.zeros(2, 2, 8).scatter_(2, tokens[..., None], 1.0)
-    params = WarpParams(None, torch.tensor([True, False]))
+    params = FilterParams(None, torch.tensor([True, False]))
     draws = torch.full((2, 2), 0.5, dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
     case = Case(tokens, probs, None, logits, params, *draws)
     faults = case.faults(rule, case.by_kernel(rule, block=4, num_warps=1))
@@ -154,14 +154,14 @@ def test_a_greedy_row_without_a_distribution_is_found_after_an_accepted_token(ru
 @pytest.mark.parametrize("rule", RULES)
 def test_no_rows_have_verdicts_of_no_rows_for_which_nothing_is_launched(rule, monkeypatch):
     monkeypatch.delattr(triton, "_launch")
-    case = random_case(0, 3, 40, 1, dtype=torch.float32, is_warped=False)
+    case = random_case(0, 3, 40, 1, dtype=torch.float32, is_filtered=False)
     assert_equal(case.by_kernel(rule, **SMALL), case.by_definition(rule))
 
 
 def test_logits_that_are_nan_give_faults_and_tokens_of_the_vocabulary():
     logits = torch.full((2, 3, 40), torch.nan)
     case = exact_case(2, 2, 40, seed=0, is_ragged=False, is_mixed=False)
-    case.logits, case.params = logits, WarpParams(None, torch.tensor([True, False]))
+    case.logits, case.params = logits, FilterParams(None, torch.tensor([True, False]))
     for rule in RULES:
         tokens, count = case.by_kernel(rule, **SMALL)
         assert bool(((tokens >= -1) & (tokens < 40)).all())

@@ -28,7 +28,7 @@ from specdec import (
 from specdec.drafters.proposal import Proposal
 from specdec.graphs import shared
 from specdec.loop.outcome import Fault, find_faults
-from specdec.samplers import Drawing, Noise, Warp, draw_by_inversion
+from specdec.samplers import Drawing, LogitsFilter, Noise, draw_by_inversion
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
 MODEL = build("llama")
@@ -60,8 +60,8 @@ class Saying(Sampler):
         super().__init__()
         self.change = change
 
-    def accept(self, draft, target_logits, warp, noise):
-        return self.change(RejectionSampler().accept(draft, target_logits, warp, noise))
+    def accept(self, draft, target_logits, logits_filter, noise):
+        return self.change(RejectionSampler().accept(draft, target_logits, logits_filter, noise))
 
     def accept_greedily(self, draft, target_logits):
         return self.change(super().accept_greedily(draft, target_logits))
@@ -229,12 +229,12 @@ def test_probabilities_are_looked_at_whatever_a_users_sampler_looks_at(value, wo
 def test_rounding_of_a_wide_distribution_is_no_fault(sampler):
     vocab, generator = 150_000, torch.Generator().manual_seed(0)
     logits = 4 * torch.randn(1, 3, vocab, generator=generator)
-    warp, noise = Warp(1), Noise([1]).at(torch.tensor([4]), 3)
-    drafting = Proposal().begin(Drawing(2, warp, noise, draw_by_inversion))
+    logits_filter, noise = LogitsFilter(1), Noise([1]).at(torch.tensor([4]), 3)
+    drafting = Proposal().begin(Drawing(2, logits_filter, noise, draw_by_inversion))
     for i in (0, 1):
         drafting.draw(logits[:, i : i + 1])
     draft = drafting.end()
-    assert faults_of(draft, logits, sampler(draft, logits, warp, noise)) == [0]
+    assert faults_of(draft, logits, sampler(draft, logits, logits_filter, noise)) == [0]
 
 
 # What is no part.

@@ -62,8 +62,8 @@ def _(right, self, start, width):
     "the drafter races one position behind (ml-explore/mlx-swift-lm#459)",
     "test_coupling.py",
 )
-def _(right, logits, warp, noise, index, **options):
-    return right(logits, warp, noise, index + 1, **options)
+def _(right, logits, logits_filter, noise, index, **options):
+    return right(logits, logits_filter, noise, index + 1, **options)
 
 
 @instead_of(
@@ -113,7 +113,7 @@ def _(right, *words):
 
 
 @instead_of(
-    "samplers.warp:Warp.draw",
+    "samplers.logits_filter:LogitsFilter.draw",
     "probabilities told are those of the raw logits (transformers#47932)",
     "drafters/test_proposals.py",
 )
@@ -132,7 +132,7 @@ def _(right, logits, *rest, **options):
 
 
 @instead_of(
-    "drafters.proposal:Proposal.warp",
+    "drafters.proposal:Proposal.logits_filter",
     "a draft temperature reaches the token, not its probabilities (transformers#47932)",
     _LAWS("a_proposal_is_drawn_at_its_own_temperature_or_is_the_most_likely_token"),
 )
@@ -218,7 +218,7 @@ def _(right, *args):
     "loop/test_no_host_sync.py",
 )
 def _(right, self, longest):
-    return right(self, int(self.anchor_position.max()) + 1)
+    return right(self, int(self.root_position.max()) + 1)
 
 
 @instead_of(

@@ -21,9 +21,9 @@ from specdec.samplers import (
     BlockSampler,
     CouplingSampler,
     EnsembleSampler,
+    LogitsFilter,
     RejectionSampler,
     TypicalSampler,
-    Warp,
 )
 from specdec.targets.view import wrap_forward
 from specdec.types import Draft
@@ -160,9 +160,9 @@ def test_logits_behind_a_rejected_token_may_be_anything(sampler):
     noise = sampler.noise_type([7]).at(torch.tensor([5]), 4)
     for value in (torch.nan, torch.inf, -torch.inf):
         logits[:, 1:] = value
-        verdict = sampler(draft, logits, Warp(1), noise)
+        verdict = sampler(draft, logits, LogitsFilter(1), noise)
         assert verdict.num_accepted.tolist() == [0]
         assert faults_of(draft, logits, verdict) == [0]
     logits[:, 0, 1] = float("nan")  # which is not behind it
-    verdict = sampler(draft, logits, Warp(1), noise)
+    verdict = sampler(draft, logits, LogitsFilter(1), noise)
     assert faults_of(draft, logits, verdict) == [Fault.TARGET_LOGITS]

@@ -47,10 +47,10 @@ def storages(model) -> int:
 
 def products_of_a_step(target) -> int:
     """Matrix products with weights in one forward over three tokens."""
-    cache, anchor = target.init_cache(1, 16), torch.tensor([5])
+    cache, root = target.init_cache(1, 16), torch.tensor([5])
     start, draft = torch.tensor([0]), Draft(torch.tensor([[6, 7]]))
     with torch.inference_mode(), no_host_sync() as seen:
-        target.verify(cache, start, anchor, draft)
+        target.verify(cache, start, root, draft)
     return sum(op in ("aten.mm.default", "aten.addmm.default") for op, _ in seen.shapes)
 
 

@@ -22,7 +22,7 @@ from specdec.drafters.mask_token.correction import (
     MarkovConfig,
     SelectorConfig,
 )
-from specdec.samplers import Noise, Warp
+from specdec.samplers import LogitsFilter, Noise
 from specdec.training import MaskRollouts, mask_token_config
 from specdec.training import mask_token as training
 
@@ -92,7 +92,7 @@ def drafted(drafter, length):
     state = drafter.init_state(3, 20, vocab_size=VOCAB, device=torch.device("cpu"))
     loop.prefill(drafter, state, 4)
     noise = Noise([1, 2, 3]).at(torch.full((3,), length - 1), 5)
-    draft = drafter.propose(loop.context(), state, drawing(drafter, Warp(3), noise))
+    draft = drafter.propose(loop.context(), state, drawing(drafter, LogitsFilter(3), noise))
     return prompts, features, draft
 
 

@@ -186,7 +186,7 @@ class Directions:
         self._last: Tensor | None = None  # p of the token before
         self._sum: Tensor | None = None  # of all p so far
         self._midst: Tensor | None = None  # of the token before
-        self._draft: Draft | None = None  # after the anchor before the last token
+        self._draft: Draft | None = None  # after the root before the last token
 
     def step(
         self,

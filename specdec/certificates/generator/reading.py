@@ -30,7 +30,7 @@ from specdec.certificates.generator.directions import Directions, Gains
 from specdec.certificates.generator.learned import Learned
 from specdec.certificates.generator.witness import RowText, Witness, moved
 from specdec.generator import SpeculativeGenerator
-from specdec.hf import WARPS
+from specdec.hf import FILTERS
 from specdec.request.call import Request, read_request
 from specdec.request.options import WARPERS
 from specdec.request.prompts import left_padded, offsets_among, refuse_unknown
@@ -89,13 +89,13 @@ class Claim:
     Args:
         texts: of each row.
         processors: HF's, of each row, before the warpers.
-        warp: temperature and truncation of all rows.
+        logits_filter: temperature and truncation of all rows.
         row_inputs: as the call brought them.
     """
 
     texts: list[RowText]
     processors: list[LogitsProcessorList]
-    warp: dict[str, Any]
+    logits_filter: dict[str, Any]
     row_inputs: Any
 
     @classmethod
@@ -118,8 +118,10 @@ class Claim:
         options = {"max_new_tokens": max(map(len, texts)), **options}
         request = read_request(target, *inputs, options | {"seed": 0, "num_return_sequences": 1})
         refuse_unknown(request.row_inputs, (target, generator.drafter))
-        warp = {name: _common(name, value) for name, value in request.warp.items()}
-        if warp["temperature"] == 0:
+        logits_filter = {
+            name: _common(name, value) for name, value in request.logits_filter.items()
+        }
+        if logits_filter["temperature"] == 0:
             raise ValueError(
                 "greedy texts are not drawn, so there is nothing to bet on; pass a temperature > 0"
             )
@@ -127,7 +129,7 @@ class Claim:
         for rows, own in request.processors:
             processors[rows] = [own] * len(processors[rows])
         given = options.get("row_inputs")
-        return cls(rows_of(prompts, texts, request, given), processors, warp, given)
+        return cls(rows_of(prompts, texts, request, given), processors, logits_filter, given)
 
     def processed(self, row: int, logits: Tensor) -> Tensor:
         """`[T, V]` of a row, after its processors."""
@@ -142,8 +144,8 @@ class Claim:
         """`[B, V]` float64: processed logits after HF's warpers."""
         own = logits.double()
         for warper, name in WARPERS.items():
-            if self.warp.get(name, WARPS[name]) != WARPS[name]:
-                own = warper(self.warp[name])(None, own)
+            if self.logits_filter.get(name, FILTERS[name]) != FILTERS[name]:
+                own = warper(self.logits_filter[name])(None, own)
         return own
 
     def probs(self, logits: Tensor) -> Tensor:
@@ -337,7 +339,7 @@ class Reader:
             eos_token_id=[],
             seed=[_OTHER_SEEDS + (first << ROW_BITS) + row for row in range(len(texts))],
             row_inputs=claim.row_inputs,
-            **claim.warp,
+            **claim.logits_filter,
         )
         if own.drafter.tree_depth is None:  # deeper drafts are not looked at
             generation.num_draft_tokens = min(2, own.drafter.num_draft_tokens)

@@ -21,7 +21,7 @@ from specdec.certificates.generator.reading import inputs_of
 from specdec.certificates.generator.rows import RowsAudit, audit_rows
 from specdec.certificates.generator.text import TextAudit, audit_text
 from specdec.generator import SpeculativeGenerator
-from specdec.hf import WARPS
+from specdec.hf import FILTERS
 from specdec.request import Sampling
 from specdec.request.prompts import id_lists, left_padded
 from specdec.samplers import draw_by_race
@@ -154,7 +154,7 @@ def certify_generator(
     prompts = _token_ids(prompts)
     settings = _settings(settings, len(prompts))
     drafter, sampler = generator.drafter, generator.sampler
-    sampling = Sampling(**{name: each for name, each in settings[0].items() if name in WARPS})
+    sampling = Sampling(**{name: each for name, each in settings[0].items() if name in FILTERS})
     audited, own = (generator, prompts, audit_tokens), settings[0].get("row_inputs")
     audit = audit_text if sampler.draw_draft is draw_by_race else audit_noise
     size = draft_size(drafter.num_draft_tokens, drafter.tree_depth)

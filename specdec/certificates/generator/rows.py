@@ -32,7 +32,7 @@ from specdec.loop.outcome import Outcome
 from specdec.request import Sampling
 from specdec.request.prompts import left_padded
 from specdec.results import RowStep
-from specdec.samplers import Stream, Warp
+from specdec.samplers import LogitsFilter, Stream
 
 FEWEST_ROWS, MOST_ROWS = 4, 8
 """Prompts beyond are left out; fewer are filled up with beginnings of the first one."""
@@ -226,14 +226,19 @@ class _Call:
         yield generation, collector, outcome
 
     @torch.inference_mode()
-    def view(self, row: int, step: int, warp: Warp) -> tuple[Tensor | None, Tensor, Tensor]:
+    def view(
+        self, row: int, step: int, logits_filter: LogitsFilter
+    ) -> tuple[Tensor | None, Tensor, Tensor]:
         """Generates once more up to a step. Returns a row's probabilities there, `[K, V]` of the
         draft, or `None`, and `[K + 1, V]` of the target; and its uniforms `[K + 1]` of the draft.
         """
         generation, _, outcome = next(islice(self.walk(), step, None))
         here, state = generation.rows.index(self.numbers.index(row)), generation.state
         noise = state.noise.at(state.buffer.start, outcome.logits.shape[1])
-        draft, target = outcome.draft.probs, warp(outcome.logits[here : here + 1])[0].double()
+        draft, target = (
+            outcome.draft.probs,
+            logits_filter(outcome.logits[here : here + 1])[0].double(),
+        )
         draft = None if draft is None else draft[here].double().clone()
         return draft, target, noise.uniform(Stream.PROPOSE)[here]
 
@@ -257,7 +262,9 @@ class _Judge:
         self._drafts_round = bool(dtypes or drafter.feature_layers)
         eps = max(torch.finfo(dtype).eps for dtype in (generator.target.dtype, *dtypes))
         self._is_half, self._tolerance = eps > torch.finfo(torch.float32).eps, eps**0.5
-        self._warp = Warp(1, device=generator.target.device, **sampling.warp)
+        self._logits_filter = LogitsFilter(
+            1, device=generator.target.device, **sampling.logits_filter
+        )
         self._num_steps = 0
         self.differences: list[RowDifference] = []
 
@@ -290,7 +297,7 @@ class _Judge:
         """Whether rounding explains a difference: distributions agree in total variation, and each
         draft token is the one that its uniform draws; `None` without draft probabilities.
         """
-        views = [call.view(difference.row, difference.step, self._warp) for call in calls]
+        views = [call.view(difference.row, difference.step, self._logits_filter) for call in calls]
         of_draft, probs, uniforms = zip(*views, strict=True)
         if difference.is_of_draft:
             drafts = difference.expected.draft_tokens, difference.found.draft_tokens

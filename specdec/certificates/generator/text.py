@@ -24,7 +24,7 @@ from specdec.generator import SpeculativeGenerator
 from specdec.request import Sampling
 from specdec.request.call import read_request
 from specdec.request.prompts import left_padded
-from specdec.samplers import Warp
+from specdec.samplers import LogitsFilter
 
 Prompts = list[list[int]]
 GREEDY = {"neutral": True, "do_sample": False}
@@ -94,7 +94,7 @@ def audit_text(
     """
     inputs, options = left_padded(prompts, generator.target.device), dict(GREEDY)
     if sampling:
-        options = {"neutral": True, "seed": list(range(len(prompts))), **sampling.warp}
+        options = {"neutral": True, "seed": list(range(len(prompts))), **sampling.logits_filter}
     options |= {"max_new_tokens": num, "row_inputs": row_inputs}
     result = generator.generate(*inputs, **options)
     request = read_request(generator.target, *inputs, options)
@@ -124,7 +124,7 @@ def _racer(
     """The winner of the race, whose numbers belong to the seed and the position."""
     device = generator.target.device
     noise = generator.sampler.noise_type([number], device=device)
-    claim, neutral = Claim([text], [], sampling.warp, None), Warp(1, device=device)
+    claim, neutral = Claim([text], [], sampling.logits_filter, None), LogitsFilter(1, device=device)
 
     def choose(logits: Tensor, place: int) -> int:
         step = noise.at(torch.tensor([text.start + place - 1], device=device), width=1)

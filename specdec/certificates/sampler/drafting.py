@@ -25,8 +25,8 @@ from torch import Tensor
 from specdec.certificates.chisquare import goodness_of_fit
 from specdec.certificates.sampler.enumeration import inversion_law
 from specdec.certificates.sampler.paths import Paths
-from specdec.certificates.sampler.problems import WARPS, Problems, random_problems
-from specdec.samplers import Sampler, ScriptedNoise, Stream, Warp
+from specdec.certificates.sampler.problems import FILTERS, Problems, random_problems
+from specdec.samplers import LogitsFilter, Sampler, ScriptedNoise, Stream
 
 _TABLES, _TOKENS = 12, 4
 
@@ -58,8 +58,8 @@ def examine_draft_law(
 ) -> DraftLaw:
     """Tries `draw_draft` on tables over a vocabulary, token by token and several at once."""
     generator, found = torch.Generator().manual_seed(0), []
-    for warps in (({},), [options for options in WARPS if options.get("temperature") != 0.0]):
-        problems = random_problems(vocab, 1, _TABLES, generator, kind="soft", warps=warps)
+    for filters in (({},), [options for options in FILTERS if options.get("temperature") != 0.0]):
+        problems = random_problems(vocab, 1, _TABLES, generator, kind="soft", filters=filters)
         for each in (_one_by_one, _at_once):
             tables = _Tables(sampler, problems, each, dtype, device)
             threshold = false_alarm / (4 * _TABLES)
@@ -71,13 +71,13 @@ def examine_draft_law(
 
 def asks_for_race(sampler: Sampler, problems: Problems, device: torch.device | str) -> bool:
     """Whether a rule verifies by races of its noise."""
-    draft, logits, warp = Paths(problems, device=device).inputs(
+    draft, logits, logits_filter = Paths(problems, device=device).inputs(
         torch.zeros(1, dtype=torch.long, device="cpu")
     )
     shape = 1, len(Stream), logits.shape[1]
     numbers = torch.full(shape, 0.5, dtype=torch.float64, device=device)
     noise = _Watched(numbers, torch.ones_like(logits, dtype=torch.float64))
-    sampler(draft, logits, warp, noise)
+    sampler(draft, logits, logits_filter, noise)
     return bool(noise.races)
 
 
@@ -88,9 +88,9 @@ class _Watched(ScriptedNoise):
         super().__init__(uniforms, exponentials)
         self.races: list[int] = []
 
-    def race(self, logits: Tensor, warp: Warp, index: int) -> Tensor:
+    def race(self, logits: Tensor, logits_filter: LogitsFilter, index: int) -> Tensor:
         self.races.append(index)
-        return super().race(logits, warp, index)
+        return super().race(logits, logits_filter, index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,13 +112,13 @@ class _Tables:
         first = self.problems.draft[0][:, 0]
         laws = [first.roll(index, dims=0) for index in range(_TOKENS)]
         logits = torch.stack(laws, dim=1)[rows].log()
-        given = self.problems.warp.items()
+        given = self.problems.logits_filter.items()
         options = {name: [values[row] for row in rows.tolist()] for name, values in given}
-        warp = Warp(len(rows), device=self.device, **options)
+        logits_filter = LogitsFilter(len(rows), device=self.device, **options)
         noise = ScriptedNoise(uniforms.to(self.device), exponentials.to(self.device))
         wants = self.sampler.uses_draft_probs
         logits = logits.to(self.device, self.dtype)
-        tokens, probs = self.way(self.sampler.draw_draft, logits, warp, noise, wants)
+        tokens, probs = self.way(self.sampler.draw_draft, logits, logits_filter, noise, wants)
         return tokens.cpu(), None if probs is None else probs.double().cpu()
 
     def random(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -130,14 +130,19 @@ class _Tables:
         return uniforms, races.exponential_(generator=generator)
 
 
-def _one_by_one(rule, logits: Tensor, warp: Warp, noise: ScriptedNoise, wants: bool):
-    drawn = [rule(logits[:, i : i + 1], warp, noise, i, wants_probs=wants) for i in range(_TOKENS)]
+def _one_by_one(
+    rule, logits: Tensor, logits_filter: LogitsFilter, noise: ScriptedNoise, wants: bool
+):
+    drawn = [
+        rule(logits[:, i : i + 1], logits_filter, noise, i, wants_probs=wants)
+        for i in range(_TOKENS)
+    ]
     tokens, probs = zip(*drawn, strict=True)
     return torch.cat(tokens, dim=1), None if probs[0] is None else torch.cat(probs, dim=1)
 
 
-def _at_once(rule, logits: Tensor, warp: Warp, noise: ScriptedNoise, wants: bool):
-    return rule(logits, warp, noise, 0, wants_probs=wants)
+def _at_once(rule, logits: Tensor, logits_filter: LogitsFilter, noise: ScriptedNoise, wants: bool):
+    return rule(logits, logits_filter, noise, 0, wants_probs=wants)
 
 
 def _examine(

@@ -27,7 +27,7 @@ from specdec.certificates.sampler.paths import Decide, Paths
 from specdec.certificates.sampler.problems import Problems
 from specdec.graphs.tree import map_tensors
 from specdec.loop.step import check_verdict
-from specdec.samplers import Sampler, StepNoise, Warp
+from specdec.samplers import LogitsFilter, Sampler, StepNoise
 from specdec.types import Draft, Verdict
 
 
@@ -49,9 +49,11 @@ def own_noise_tests(
         code = torch.zeros(num_draws, dtype=torch.long, device="cpu")
         prefixes = [code] + [code := code * problems.vocab_size + t for t in draft.tokens.cpu().T]
         logits = [level[problem, at] for level, at in zip(problems.logits, prefixes, strict=True)]
-        values = {name: [each[problem]] * num_draws for name, each in problems.warp.items()}
-        warp = Warp(num_draws, device=device, **values)
-        verdict = sampler(draft, torch.stack(logits, dim=1).to(device), warp, noise)
+        values = {
+            name: [each[problem]] * num_draws for name, each in problems.logits_filter.items()
+        }
+        logits_filter = LogitsFilter(num_draws, device=device, **values)
+        verdict = sampler(draft, torch.stack(logits, dim=1).to(device), logits_filter, noise)
         verdict = map_tensors(Tensor.cpu, check_verdict(sampler, verdict, draft))
         yield _compare(
             _completed(verdict, problems, torch.full_like(code, problem), generator), law
@@ -66,7 +68,9 @@ def _own_draft(
     for index, level in enumerate(problems.draft):
         logits = level[problem, code].log()[:, None].to(device)
         options = {"wants_probs": sampler.uses_draft_probs}
-        drawn.append(sampler.draw_draft(logits, Warp(rows, device=device), noise, index, **options))
+        drawn.append(
+            sampler.draw_draft(logits, LogitsFilter(rows, device=device), noise, index, **options)
+        )
         code = code * problems.vocab_size + drawn[-1][0][:, 0].cpu()
     tokens, probs = zip(*drawn, strict=True)
     return Draft(torch.cat(tokens, 1), None if probs[0] is None else torch.cat(probs, 1))

@@ -4,7 +4,7 @@ A sampler's only randomness are uniforms: one to accept each draft token, one to
 token. For every drafted path (a batch row each) the points where its decisions flip are bisected.
 First the threshold of each accepting uniform, with the uniforms before it on its path at 0 and all
 others at their largest: this serves rules that decide token by token, and rules that look for the
-longest acceptable prefix; on a tree, rules that go from the anchor to a leaf and from leaves to it.
+longest acceptable prefix; on a tree, rules that go from the root to a leaf and from leaves to it.
 Then, for every pattern of uniforms below or above their thresholds, the points at which the extra
 token moves on to the next id. Intervals between such points are probabilities, exact to 2**-52. A
 rule of another library may draw the extra token by an exponential race instead: then the weights

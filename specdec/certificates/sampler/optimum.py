@@ -3,7 +3,7 @@
 Let I(u) be the probability that what is accepted begins with the text u; of the empty text it is 1.
 What a rule emits, completed by the target, is the target's if and only if it accepts u alone and
 emits y after it with probability `I(u) p(y | u) - I(uy)`. So the lossless rules are the ways to end
-each draft at one of its nodes, or at the anchor, for which none of these is negative; and the mean
+each draft at one of its nodes, or at the root, for which none of these is negative; and the mean
 number accepted is the sum of I over all texts.
 
 Legend: see `paths`; C columns of the program, a row of paths and a row of its window each.

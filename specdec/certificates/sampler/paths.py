@@ -13,10 +13,10 @@ from specdec.graphs.tree import map_tensors
 from specdec.kernels.verify.paths import PathDraft
 from specdec.loop.outcome import check_decisions
 from specdec.loop.step import check_verdict
-from specdec.samplers import ScriptedNoise, Stream, Warp
+from specdec.samplers import LogitsFilter, ScriptedNoise, Stream
 from specdec.types import PAD_TOKEN, Draft, Verdict, depths_of
 
-Decide = Callable[[Draft, Tensor, Warp, ScriptedNoise], Verdict]
+Decide = Callable[[Draft, Tensor, LogitsFilter, ScriptedNoise], Verdict]
 """A sampler."""
 
 
@@ -31,7 +31,7 @@ class Paths:
     Attributes:
         problem: `[R]`.
         prefix: `[R, N]` number, in base V, of the prefix that ends at each row of the window: the
-            anchor, whose prefix is empty, and each token.
+            root, whose prefix is empty, and each token.
         tokens: `[R, K]`, padded behind the last drafted one.
         weight: `[R]` probability of the draft under the draft law.
     """
@@ -89,14 +89,16 @@ class Paths:
         drafted = tuple(token for token in self.tokens[row].tolist() if token >= 0)
         return f"draft {drafted} of {self.problems.describe(int(self.problem[row]))}"
 
-    def inputs(self, rows: Tensor) -> tuple[Draft, Tensor, Warp]:
-        """Draft, target logits and warp of a batch of these rows."""
+    def inputs(self, rows: Tensor) -> tuple[Draft, Tensor, LogitsFilter]:
+        """Draft, target logits and filter of a batch of these rows."""
 
         def take(x: Tensor | None) -> Tensor | None:
             return None if x is None else x[rows].to(self.device)
 
         of_row = self.problem[rows].tolist()
-        warp = {name: [v[w] for w in of_row] for name, v in self.problems.warp.items()}
+        logits_filter = {
+            name: [v[w] for w in of_row] for name, v in self.problems.logits_filter.items()
+        }
         tree = {}
         if not self.problems.is_chain:
             parents = torch.tensor(self.problems.parents, device=self.device)
@@ -106,7 +108,11 @@ class Paths:
             draft = Draft(*given, **tree)
         else:
             draft = PathDraft(*given, **tree, num_paths=self.problems.num_paths)
-        return draft, take(self.logits), Warp(len(rows), device=self.device, **warp)
+        return (
+            draft,
+            take(self.logits),
+            LogitsFilter(len(rows), device=self.device, **logits_filter),
+        )
 
     def runner(self, decide: Decide, rows: Tensor) -> Callable[[Tensor | None, Tensor], Verdict]:
         """A sampler over a batch of these rows, repeated at will: a function from accepting
@@ -116,7 +122,7 @@ class Paths:
         for the extra token, or exponentials `[n, N, V]`, a race after each row of the window. All
         draws that a rule has no business with are NaN.
         """
-        draft, logits, warp = self.inputs(rows)
+        draft, logits, logits_filter = self.inputs(rows)
         shape = len(rows), len(Stream), logits.shape[1]
 
         def run(accept: Tensor | None, draws: Tensor) -> Verdict:
@@ -128,7 +134,7 @@ class Paths:
             else:
                 races = draws.view(len(rows), -1, draws.shape[-1]).to(self.device)
             noise = ScriptedNoise(uniforms.to(self.device), races)
-            verdict = check_verdict(decide, decide(draft, logits, warp, noise), draft)
+            verdict = check_verdict(decide, decide(draft, logits, logits_filter, noise), draft)
             check_decisions(decide, verdict, draft, logits)
             return map_tensors(Tensor.cpu, verdict)
 

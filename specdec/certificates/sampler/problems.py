@@ -17,7 +17,7 @@ from specdec.types import depths_of
 
 DraftKind = Literal["soft", "point-mass", "short point-mass", "mixed"]
 
-WARPS = (
+FILTERS = (
     {},
     {"top_k": 2},
     {"top_p": 0.77},
@@ -25,19 +25,19 @@ WARPS = (
     {"temperature": 0.0},
     {"temperature": 0.5, "top_k": 3, "top_p": 0.93, "min_p": 0.07},
 )
-"""Values of `Warp` that are tried together in one batch, a problem each. None of the fractions is a
+"""Values of `LogitsFilter` that are tried together in one batch, a problem each. None of the fractions is a
 sum or ratio of the tables' probabilities, so rounding decides nothing.
 """
 
 BATCHES: tuple[tuple[DraftKind, Sequence[dict]], ...] = (
     ("soft", ({},)),
-    ("soft", WARPS),
-    ("point-mass", WARPS),
+    ("soft", FILTERS),
+    ("point-mass", FILTERS),
     ("short point-mass", ({},)),
-    ("mixed", WARPS),
+    ("mixed", FILTERS),
     ("mixed", ({"temperature": 0.0},)),
 )
-"""Kinds of drafts, and warps that one batch mixes: without a filter, with all, and all greedy.
+"""Kinds of drafts, and filters that one batch mixes: without a filter, with all, and all greedy.
 Every pair of (filtered or not), (K tokens or fewer), (probabilities or none) is among them.
 """
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -49,7 +49,7 @@ class Problems:
 
     logits: list[Tensor]  # of the target, levels 0..D
     draft: list[Tensor]  # laws, levels 0..D - 1
-    target: list[Tensor] | None = None  # laws after the warp, 0..D; the softmax of the logits
+    target: list[Tensor] | None = None  # laws after the filter, 0..D; the softmax of the logits
     num_valid: list[int] | None = None  # tokens that each problem drafts, K by default
     is_point_mass: bool = False  # the sampler is not told the draft laws
     parents: Sequence[int] | None = None  # of a tree, see `Draft.parents`
@@ -57,7 +57,9 @@ class Problems:
     """Siblings are drawn independently. Else each is drawn from what the tokens of its
     earlier siblings leave of the draft law, renormalised, and where that is nothing it is the
     lowest id that is left, a point mass."""
-    warp: dict[str, list] = field(default_factory=dict)  # arguments of `Warp`, a value per problem
+    logits_filter: dict[str, list] = field(
+        default_factory=dict
+    )  # arguments of `LogitsFilter`, a value per problem
     name: str = "problems"
 
     def __post_init__(self):
@@ -107,12 +109,12 @@ class Problems:
 
     def describe(self, problem: int) -> str:
         """One of the problems, in a few words."""
-        warp = {name: values[problem] for name, values in self.warp.items()}
-        warp = "".join(f", {n}={v:g}" for n, v in warp.items() if v != NEUTRAL[n])
+        logits_filter = {name: values[problem] for name, values in self.logits_filter.items()}
+        logits_filter = "".join(f", {n}={v:g}" for n, v in logits_filter.items() if v != NEUTRAL[n])
         valid = f", {self.num_valid[problem]} drafted" if self.num_valid else ""
         sizes = f"K = {self.num_draft_tokens}, V = {self.vocab_size}"
         sizes += "" if self.is_chain else f", parents {self.parents}"
-        return f"{self.name} ({sizes}{valid}{warp}), problem {problem}"
+        return f"{self.name} ({sizes}{valid}{logits_filter}), problem {problem}"
 
     def text_of(self, code: int, length: int) -> tuple[int, ...]:
         """The text of a number in base V."""
@@ -162,8 +164,8 @@ def standard_problems(
     shapes += [(vocab, d, count, tuple(max(n - p, -1) for n in range(p * d))) for p, d in paths]
     for number, (vocab, width, count, parents) in enumerate(shapes):
         generator = torch.Generator().manual_seed(number)
-        for kind, warps in BATCHES:
-            options = {"kind": kind, "warps": warps, "parents": parents}
+        for kind, filters in BATCHES:
+            options = {"kind": kind, "filters": filters, "parents": parents}
             problems = random_problems(vocab, width, count, generator, **options)
             is_drawn = number % 2 == 1 or number >= len(shapes) - len(paths)
             problems.has_replacement = is_drawn and not problems.is_point_mass
@@ -179,7 +181,7 @@ def random_problems(
     generator: torch.Generator,
     *,
     kind: DraftKind = "soft",
-    warps: Sequence[dict] = ({},),
+    filters: Sequence[dict] = ({},),
     parents: tuple[int, ...] | None = None,
 ) -> Problems:
     """Draws W = `count` problems with integer-weight tables for K = `width` draft tokens, or for a
@@ -187,7 +189,7 @@ def random_problems(
 
     `"soft"` drafts carry the probabilities of each token; `"point-mass"` drafts are deterministic,
     `"short point-mass"` ones may have fewer than K tokens, as those of n-gram drafters; `"mixed"`
-    has one-hot and soft laws, and may be short. Arguments of `Warp` are used by turns.
+    has one-hot and soft laws, and may be short. Arguments of `LogitsFilter` are used by turns.
     """
     weights = [random_weights((count, vocab**i, vocab), generator) for i in range(width + 1)]
     draft = [random_draft_weights(level, generator) for level in weights[:width]]
@@ -204,16 +206,18 @@ def random_problems(
     if kind in ("mixed", "short point-mass"):
         most = width if parents is None else len(parents)
         num_valid = torch.randint(0, most + 1, (count,), generator=generator, device="cpu").tolist()
-    warps = [warps[problem % len(warps)] for problem in range(count)]
-    names = {name for options in warps for name in options}
+    filters = [filters[problem % len(filters)] for problem in range(count)]
+    names = {name for options in filters for name in options}
     return Problems(
         logits=[level.log() for level in weights],
         draft=[level / level.sum(dim=-1, keepdim=True) for level in draft],
-        target=[torch.stack([*map(warped_law, level, warps)]) for level in weights],
+        target=[torch.stack([*map(filtered_law, level, filters)]) for level in weights],
         num_valid=num_valid,
         is_point_mass=is_point_mass,
         parents=parents,
-        warp={n: [options.get(n, NEUTRAL[n]) for options in warps] for n in NEUTRAL if n in names},
+        logits_filter={
+            n: [options.get(n, NEUTRAL[n]) for options in filters] for n in NEUTRAL if n in names
+        },
         name=f"{kind} drafts",
     )
 
@@ -237,16 +241,16 @@ def random_draft_weights(target: Tensor, generator: torch.Generator) -> Tensor:
     return free
 
 
-def warped_law(weights: Tensor, options: dict) -> Tensor:
+def filtered_law(weights: Tensor, options: dict) -> Tensor:
     """What temperature, top-k, top-p and min-p, in this order, leave of integer weights `[..., V]`
     in float64: the definition, word for word, by sorting. All but top-p's share is exact.
 
     Args:
         weights: >= 0, not all zero.
-        options: arguments of `Warp`; the temperature 0, or 1 / an integer.
+        options: arguments of `LogitsFilter`; the temperature 0, or 1 / an integer.
 
     Example:
-        >>> warped_law(torch.tensor([1.0, 3.0, 4.0, 1.0]), {"top_k": 2})
+        >>> filtered_law(torch.tensor([1.0, 3.0, 4.0, 1.0]), {"top_k": 2})
         tensor([0.0000, 0.4286, 0.5714, 0.0000])
     """
     options = NEUTRAL | options

@@ -1,7 +1,7 @@
 """The exact law of samplers that draw by a race: the least `E_v / weight_v` wins, where `E_v` are
 independent Exp(1) variables that drafter and target share (`StepNoise.race`).
 
-The exponentials are scripted. At every row of the window that a drafted path reaches (the anchor,
+The exponentials are scripted. At every row of the window that a drafted path reaches (the root,
 and each node), the distribution P of the winner is found (`race_law`), while the tokens on the path
 win the races before. That the winner is `argmin_v E_v / P(v)` at all, whatever is drafted, is then
 checked at random exponentials.

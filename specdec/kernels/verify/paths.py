@@ -23,8 +23,8 @@ _HALVINGS = 30
 
 @dataclass(frozen=True, eq=False)
 class PathDraft(Draft):
-    """P paths from the anchor, each drawn independently of the others, so that two may agree: node
-    i follows node i - P, and the first P the anchor. Rules for such paths must be told, since
+    """P paths from the root, each drawn independently of the others, so that two may agree: node
+    i follows node i - P, and the first P the root. Rules for such paths must be told, since
     `probs` cannot show it.
 
     Args:

@@ -1,6 +1,6 @@
 """The rules of verify on trees: which nodes are accepted, and the token after them.
 
-A tree's nodes are candidates; the accepted ones are a path from the anchor. A node may only be
+A tree's nodes are candidates; the accepted ones are a path from the root. A node may only be
 accepted where its parent is, and of siblings the first that can be wins, so every rule comes down
 to a table: which nodes it would take (`path_of`).
 
@@ -22,7 +22,7 @@ from specdec.types import Draft, Verdict
 
 
 class Path(NamedTuple):
-    """An accepted path: its length `[B]`, and the rows of the window `[B, D + 1]` on it, the anchor
+    """An accepted path: its length `[B]`, and the rows of the window `[B, D + 1]` on it, the root
     first; 0 after its end.
     """
 
@@ -36,7 +36,7 @@ class Path(NamedTuple):
 
 
 def path_of(draft: Draft, is_taken: Tensor) -> Path:
-    """The path that one reaches from the anchor by going to the first child that is taken.
+    """The path that one reaches from the root by going to the first child that is taken.
 
     Args:
         draft: a tree.
@@ -172,7 +172,7 @@ def recursive_rejection(draft: Draft, target_probs: Tensor, accept: Tensor):
 
 
 def traversal(draft: Draft, target_probs: Tensor, accept: Tensor):
-    """Speculative sampling of whole paths, from the leaves to the anchor: what the block rule is to
+    """Speculative sampling of whole paths, from the leaves to the root: what the block rule is to
     chains.
 
     A node carries the probability P that its path is accepted when its turn comes: for a child with

@@ -31,7 +31,7 @@ from specdec.kernels.triton_common import (
     softmax_partials,
     table_of,
 )
-from specdec.kernels.types import VerifyUniforms, WarpParams
+from specdec.kernels.types import FilterParams, VerifyUniforms
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
 BLOCK, NUM_WARPS = 4096, 4
@@ -87,7 +87,7 @@ class VerifyTables(NamedTuple):
 def verify(
     draft: Draft,
     logits: Tensor,
-    params: WarpParams,
+    params: FilterParams,
     uniforms: VerifyUniforms,
     *,
     by_block: bool,

@@ -9,15 +9,15 @@ Legend: B rows, K draft tokens (nodes of a tree), N = K + 1 rows of the window, 
 
 from torch import Tensor
 
-from specdec.kernels.truncate.reference import warp_probs
-from specdec.kernels.types import VerifyUniforms, WarpParams, suits_kernels
+from specdec.kernels.truncate.reference import filtered_probs
+from specdec.kernels.types import FilterParams, VerifyUniforms, suits_kernels
 from specdec.kernels.verify import reference as chain
 from specdec.kernels.verify import tree
 from specdec.types import Draft, Verdict
 
 
 def verify(
-    draft: Draft, logits: Tensor, params: WarpParams, uniforms: VerifyUniforms, *, by_block: bool
+    draft: Draft, logits: Tensor, params: FilterParams, uniforms: VerifyUniforms, *, by_block: bool
 ) -> Verdict:
     """As `verify_probs`, from logits.
 
@@ -31,7 +31,7 @@ def verify(
         from specdec.kernels.verify import triton
 
         return triton.verify(draft, logits, params, uniforms, by_block=by_block)
-    return verify_probs(draft, warp_probs(logits, params), uniforms, by_block=by_block)
+    return verify_probs(draft, filtered_probs(logits, params), uniforms, by_block=by_block)
 
 
 def verify_probs(

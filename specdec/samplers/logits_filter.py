@@ -1,4 +1,4 @@
-"""`Warp`: the one place where logits become probabilities. After it only probabilities flow."""
+"""`LogitsFilter`: the one place where logits become probabilities. After it only probabilities flow."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from specdec.arguments import (
     shown,
 )
 from specdec.kernels import (
+    FilterParams,
     Truncation,
-    WarpParams,
+    filtered_logits,
+    filtered_probs,
     find_cutoff,
     sample,
     sample_tokens,
-    warp_logits,
-    warp_probs,
 )
 
 Values = float | int | None | Sequence
@@ -35,7 +35,7 @@ LEAST_TEMPERATURE = 1e-30
 
 
 @dataclass(init=False, eq=False, repr=False)
-class Warp:
+class LogitsFilter:
     """The sampling parameters of a batch (HF's logits warpers, vLLM's `SamplingParams`):
     temperature, top-k, top-p and min-p, one value per row, in the order of HF's warpers.
 
@@ -58,8 +58,8 @@ class Warp:
         ValueError: a value out of range, or a sequence whose length is not `batch_size`.
 
     Example:
-        >>> warp = Warp(2, temperature=[0.0, 1.0])
-        >>> warp(torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]))
+        >>> filter = LogitsFilter(2, temperature=[0.0, 1.0])
+        >>> logits_filter(torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]))
         tensor([[1.0000, 0.0000, 0.0000],
                 [0.3333, 0.3333, 0.3333]])
 
@@ -67,7 +67,7 @@ class Warp:
     """
 
     is_greedy: bool
-    """Every row was greedy when the warp was built. A number on the host, so that operations which
+    """Every row was greedy when the filter was built. A number on the host, so that operations which
     no row needs are not run.
     """
     _rows: Tensor  # [B, 0], which says how many rows there are where no other value is in use
@@ -122,10 +122,10 @@ class Warp:
             Probabilities of the same shape, float32 (float64 for float64 logits).
         """
         self._check_logits(logits)
-        return warp_probs(logits, self.params(logits))
+        return filtered_probs(logits, self.params(logits))
 
     def _check_logits(self, logits: Tensor) -> None:
-        """Refuses what are no logits of the warp's rows."""
+        """Refuses what are no logits of the filter's rows."""
         if not isinstance(logits, Tensor) or not logits.is_floating_point():
             raise TypeError(f"logits must be a tensor of floats, got {shown(logits)}")
         # The definition reads one row's values for all rows; a kernel has no such rule.
@@ -147,7 +147,7 @@ class Warp:
             A tensor of its own, of the same shape, float32 (float64 for float64 logits).
         """
         self._check_logits(logits)
-        scores = warp_logits(logits, self.params(logits))
+        scores = filtered_logits(logits, self.params(logits))
         if self._truncates and self._greedy is not None:
             is_greedy = self._greedy.view(-1, *[1] * (logits.dim() - 1))
             scores = torch.where(is_greedy, logits.to(scores.dtype), scores)
@@ -155,21 +155,21 @@ class Warp:
 
     @property
     def signature(self) -> tuple:
-        """Which values are in use: all that decides which operations the warp runs."""
+        """Which values are in use: all that decides which operations the filter runs."""
         columns = self._temperature, self._greedy, *self._truncation[:3]
         return self.is_greedy, *(c is not None for c in columns), self._truncation.max_top_k
 
     @property
     def greedy_rows(self) -> Tensor | None:
-        """`[B]` bool, the rows at temperature 0; `None` when none was when the warp was built."""
+        """`[B]` bool, the rows at temperature 0; `None` when none was when the filter was built."""
         return self._greedy
 
-    def params(self, logits: Tensor) -> WarpParams:
+    def params(self, logits: Tensor) -> FilterParams:
         """How these logits `[B, V]` or `[B, N, V]` become probabilities."""
         cutoff = None
         if self._truncates and not self.is_greedy:
             cutoff = find_cutoff(logits, self._temperature, self._truncation)
-        return WarpParams(self._temperature, self._greedy, cutoff)
+        return FilterParams(self._temperature, self._greedy, cutoff)
 
     def draw(
         self, logits: Tensor, uniforms: Tensor | None, out: Tensor | None = None
@@ -197,8 +197,8 @@ class Warp:
             return logits.argmax(dim=-1)
         return sample_tokens(logits, self.params(logits), uniforms)
 
-    def at_temperature(self, temperature: float) -> Warp:
-        """The same warp with another temperature in every row that is not greedy.
+    def at_temperature(self, temperature: float) -> LogitsFilter:
+        """The same filter with another temperature in every row that is not greedy.
 
         Args:
             temperature: >= `LEAST_TEMPERATURE`.
@@ -218,7 +218,7 @@ def logprobs_of(tokens: Tensor, logits: Tensor) -> Tensor:
     `[B, N, V]`, which is computed in at least float32.
 
     Example:
-        >>> scores = Warp(1, temperature=0.5, top_k=2).scores(torch.tensor([[[0.0, 1.0, 2.0]]]))
+        >>> scores = LogitsFilter(1, temperature=0.5, top_k=2).scores(torch.tensor([[[0.0, 1.0, 2.0]]]))
         >>> logprobs_of(torch.tensor([[1]]), scores)
         tensor([[-2.1269]])
     """

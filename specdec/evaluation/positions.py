@@ -1,10 +1,10 @@
-"""A trace in which every token of a text is an anchor, for `replay`.
+"""A trace in which every token of a text is a root, for `replay`.
 
 A run visits few positions of its text: those after which its own draft length and sampler happened
 to stop. A run with other settings stops elsewhere, so nothing follows for it from the first run's
 trace alone. Here the finished text is read once more: at every position the drafter drafts, and
 each token that it "draws" is the text's own, so that the trace holds draft and target probability
-of the text after every anchor.
+of the text after every root.
 
 Legend: B rows, K draft tokens, T tokens of a text, V vocabulary.
 """
@@ -23,14 +23,14 @@ from specdec.generator import SpeculativeGenerator
 from specdec.request import Sampling
 from specdec.request.prompts import left_padded
 from specdec.results import RowStep
-from specdec.samplers import Sampler, Warp
+from specdec.samplers import LogitsFilter, Sampler
 from specdec.samplers.given import GivenText, emit
 from specdec.trace import StepNumbers, Trace
 from specdec.types import Draft, Verdict
 
 
-def every_anchor(generator: SpeculativeGenerator, trace: Trace) -> Trace:
-    """Reads the texts of a trace once more, with an anchor at every token.
+def every_position(generator: SpeculativeGenerator, trace: Trace) -> Trace:
+    """Reads the texts of a trace once more, with a root at every token.
 
     Costs one step per token, and so about what plain decoding costs with K draft tokens beside it.
 
@@ -56,7 +56,7 @@ def every_anchor(generator: SpeculativeGenerator, trace: Trace) -> Trace:
         >>> generator = SpeculativeGenerator(target, drafter)
         >>> options = dict(max_new_tokens=8, do_sample=True, seed=0, trace=True)
         >>> trace = generator.generate(torch.tensor([[7, 8, 9]]), **options).trace
-        >>> [len(step.draft_tokens) for step in every_anchor(generator, trace)[0]]
+        >>> [len(step.draft_tokens) for step in every_position(generator, trace)[0]]
         [3, 3, 3, 3, 3, 3, 2, 1]
     """
     if trace is None:
@@ -67,7 +67,7 @@ def every_anchor(generator: SpeculativeGenerator, trace: Trace) -> Trace:
     sampling = Sampling(**trace.about["sampling"])
     options = sampling.options()
     rows = len(trace)
-    is_greedy = Warp(rows, **sampling.warp).is_greedy
+    is_greedy = LogitsFilter(rows, **sampling.logits_filter).is_greedy
     texts = [[token for step in row for token in step.new_tokens] for row in trace]
     lengths = [len(text) for text in texts]
     if not any(lengths):
@@ -97,7 +97,7 @@ def every_anchor(generator: SpeculativeGenerator, trace: Trace) -> Trace:
         kept = [_cut(step, their, min(len(step.draft_tokens), n)) for n, step, their in pairs]
         steps.append([step for step, _ in kept])
         numbers.append([their for _, their in kept])
-    about = {**trace.about, "anchors": "every", "sampler": None}
+    about = {**trace.about, "roots": "every", "sampler": None}
     about["num_draft_tokens"] = read.about["num_draft_tokens"]
     return Trace(steps, numbers, read.times, trace.prompts, about, trace.tokenizer)
 
@@ -138,7 +138,9 @@ class _OneToken(Sampler):
     lossless = True
     uses_accept_draws = False
 
-    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: Any) -> Verdict:
+    def accept(
+        self, draft: Draft, target_logits: Tensor, logits_filter: LogitsFilter, noise: Any
+    ) -> Verdict:
         """Not called: all rows are greedy."""
         raise AssertionError("a sampled text is read by GivenText")
 
