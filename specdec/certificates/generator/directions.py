@@ -1,12 +1,17 @@
-"""The functions of (text before, token) in whose direction a wrong generator may lean.
+"""Functions f of (text before, token): each is one direction in which a faulty generator would
+shift its tokens. A certificate bets on f(token) minus its mean under the target's distribution p.
 
-A wrong rule leans to what was drafted, or away from it: the first eight compare the target's
-distribution p with the draft's q. A wrong cache, mask or row of logits leans to tokens that the
-target finds too unlikely, or that another context makes likely: the next ones see this, and need no
-draft; the last one sees best, where the generator's own logits are known. Numbers that are used
-twice show in where tokens stand among all when these are lined up by their ids. Two directions are
-learned from the texts before. Some are of draft tokens: these claim to be drawn from q, which is a
-bet of its own. All have values in -1..1, 0 for all tokens where what they need is not there.
+- Of draft and target: the first eight compare p with the draft's distribution q. A wrong rule emits
+  drafted tokens too often, or too rarely.
+- Of the target alone: a wrong cache, mask or row of logits emits tokens that p finds too unlikely,
+  or that another context makes likely. The last of these compares p with what the loop drew from,
+  where that is known.
+- Of numbers used twice: two tokens that were drawn by one uniform number lie at the same quantile
+  of their distributions, with tokens in the order of their ids.
+- Learned: two directions come from the texts before.
+- Of draft tokens: whether they are draws from q, as the drafter reports.
+
+All have values in -1..1, and 0 for all tokens where what they need is not known.
 
 A column of new tokens is drawn row by row, and the draft before the token: what a row bets on may
 depend on the rows before it.
