@@ -35,12 +35,12 @@ from specdec import (
     SpeculativeGenerator,
     zoo,
 )
-from specdec.certify.generator.along import MOST_FAR, ON_LOOP
-from specdec.certify.generator.alternatives import Ratios
-from specdec.certify.generator.directions import DIRECTIONS, Directions
-from specdec.certify.generator.learned import Learned
-from specdec.certify.generator.martingale import Wealth
-from specdec.certify.generator.reading import Reader
+from specdec.certificates.generator.along import MOST_FAR, ON_LOOP
+from specdec.certificates.generator.alternatives import Ratios
+from specdec.certificates.generator.directions import DIRECTIONS, Directions
+from specdec.certificates.generator.learned import Learned
+from specdec.certificates.generator.martingale import Wealth
+from specdec.certificates.generator.reading import Reader
 from specdec.request.prompts import left_padded
 
 OPTIONS = {"temperature": 1.0, "neutral": True, "eos_token_id": []}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec import Draft, ModelDrafter, RejectionSampler, Target, zoo
-from specdec.samplers import Noise, Stream, Warp
+from specdec.samplers import LogitsFilter, Noise, Stream
 from specdec.targets import attention
 
 ROWS, PROMPT_TOKENS = 50, 12
@@ -40,29 +40,29 @@ class ScaledDraws(RejectionSampler):
         super().__init__()
         self.factor = factor
 
-    def accept(self, draft, target_logits, warp, noise):
+    def accept(self, draft, target_logits, logits_filter, noise):
         """As the rule, with other draws."""
         noise = OtherDraws(noise, lambda uniform: uniform * self.factor)
-        return super().accept(draft, target_logits, warp, noise)
+        return super().accept(draft, target_logits, logits_filter, noise)
 
 
 class BonusFromDraft(RejectionSampler):
     """The last token of a step in which all before it were accepted is the draft's own."""
 
-    def accept(self, draft, target_logits, warp, noise):
+    def accept(self, draft, target_logits, logits_filter, noise):
         """As the rule, where the last draft token is always accepted."""
         is_last = torch.arange(noise.uniform(Stream.ACCEPT).shape[1]) == draft.tokens.shape[1] - 1
         noise = OtherDraws(noise, lambda u: u.masked_fill(is_last.to(u.device), 0.0))
-        return super().accept(draft, target_logits, warp, noise)
+        return super().accept(draft, target_logits, logits_filter, noise)
 
 
 class NoClamp(RejectionSampler):
     """Negative parts of p - q stay in the residual, so that it sums to 0 and p takes its place."""
 
-    def accept(self, draft, target_logits, warp, noise):
+    def accept(self, draft, target_logits, logits_filter, noise):
         """As the rule, but for the extra token."""
-        verdict = super().accept(draft, target_logits, warp, noise)
-        probs = warp(target_logits).double()
+        verdict = super().accept(draft, target_logits, logits_filter, noise)
+        probs = logits_filter(target_logits).double()
         row = probs[torch.arange(len(probs)), verdict.num_accepted].cumsum(dim=-1)
         passed = row <= noise.uniform(Stream.RESAMPLE)[:, :1] * row[:, -1:]
         extra = passed.sum(dim=-1, keepdim=True).clamp(max=row.shape[1] - 1)
@@ -85,7 +85,9 @@ class TruncatedDraft(ModelDrafter):
 
     def propose(self, context, state, drawing):
         """One token is drafted, so that both distributions are of the same text."""
-        cut = replace(drawing, warp=Warp(drawing.warp.batch_size, top_p=0.9))
+        cut = replace(
+            drawing, logits_filter=LogitsFilter(drawing.logits_filter.batch_size, top_p=0.9)
+        )
         tokens = super().propose(context, state, cut).tokens
         return Draft(tokens, super().propose(context, state, drawing).probs)
 
@@ -93,13 +95,13 @@ class TruncatedDraft(ModelDrafter):
 class StaleSlot(Target):
     """In one row of 50 a slot holds what another one does."""
 
-    def verify(self, cache, start, anchor, draft, **options):
+    def verify(self, cache, start, root, draft, **options):
         """Where the slot is committed, it is overwritten before each forward."""
         rows = torch.arange(0, len(start), ROWS)
         rows = rows[start[rows] > SLOT]
         for table in (*cache.keys.values(), *cache.values.values()):
             table[rows, SLOT] = table[rows, SLOT - 3]
-        return super().verify(cache, start, anchor, draft, **options)
+        return super().verify(cache, start, root, draft, **options)
 
 
 @contextmanager
@@ -123,15 +125,15 @@ def hidden_slot() -> Iterator[None]:
 
 
 class OtherLogits(RejectionSampler):
-    """The rule over logits `[B, N, V]` that are changed, and the warp with them."""
+    """The rule over logits `[B, N, V]` that are changed, and the filter with them."""
 
-    def __init__(self, change: Callable[[Tensor, Warp], tuple[Tensor, Warp]]):
+    def __init__(self, change: Callable[[Tensor, LogitsFilter], tuple[Tensor, LogitsFilter]]):
         super().__init__()
         self.change = change
 
-    def accept(self, draft, target_logits, warp, noise):
+    def accept(self, draft, target_logits, logits_filter, noise):
         """As the rule."""
-        return super().accept(draft, *self.change(target_logits, warp), noise)
+        return super().accept(draft, *self.change(target_logits, logits_filter), noise)
 
 
 class CoolPlaces(RejectionSampler):
@@ -147,7 +149,7 @@ class CoolPlaces(RejectionSampler):
         is_cool = self.where(rows, torch.full_like(rows, place))
         return torch.where(is_cool, cool / cool.sum(dim=-1, keepdim=True), probs)
 
-    def accept(self, draft, target_logits, warp, noise):
+    def accept(self, draft, target_logits, logits_filter, noise):
         """As the rule."""
         rows = torch.arange(len(target_logits), device=target_logits.device)[:, None]
         columns = torch.arange(target_logits.shape[1], device=rows.device)
@@ -156,7 +158,7 @@ class CoolPlaces(RejectionSampler):
         return super().accept(
             draft,
             torch.where(is_cool, target_logits / self.temperature, target_logits),
-            warp,
+            logits_filter,
             noise,
         )
 
@@ -170,40 +172,42 @@ class OtherTruncation(RejectionSampler):
 
     def law(self, probs, rows, place):
         """`[B, V]` what tokens are drawn from, of p before truncation."""
-        return Warp(len(probs), **self.truncation, device=probs.device)(probs.log())
+        return LogitsFilter(len(probs), **self.truncation, device=probs.device)(probs.log())
 
-    def accept(self, draft, target_logits, warp, noise):
+    def accept(self, draft, target_logits, logits_filter, noise):
         """As the rule."""
-        other = Warp(warp.batch_size, **self.truncation, device=target_logits.device)
+        other = LogitsFilter(
+            logits_filter.batch_size, **self.truncation, device=target_logits.device
+        )
         return super().accept(draft, target_logits, other, noise)
 
 
-def tempered_twice(logits: Tensor, warp: Warp) -> tuple[Tensor, Warp]:
+def tempered_twice(logits: Tensor, logits_filter: LogitsFilter) -> tuple[Tensor, LogitsFilter]:
     """The temperature of `COOL`, once more."""
-    return logits / COOL["temperature"], warp
+    return logits / COOL["temperature"], logits_filter
 
 
-def one_token_less(logits: Tensor, warp: Warp) -> tuple[Tensor, Warp]:
+def one_token_less(logits: Tensor, logits_filter: LogitsFilter) -> tuple[Tensor, LogitsFilter]:
     """Without the least likely token that truncation keeps."""
-    probs = warp(logits)
+    probs = logits_filter(logits)
     least = probs.where(probs > 0, 2.0).argmin(dim=-1, keepdim=True)
     is_other = probs.scatter(-1, least, 0.0).sum(dim=-1, keepdim=True) > 0  # not the only one
     kept = probs.scatter(-1, least, probs.gather(-1, least).where(~is_other, 0.0))
-    return kept.log(), Warp(warp.batch_size)
+    return kept.log(), LogitsFilter(logits_filter.batch_size)
 
 
-def row_of_before(logits: Tensor, warp: Warp) -> tuple[Tensor, Warp]:
+def row_of_before(logits: Tensor, logits_filter: LogitsFilter) -> tuple[Tensor, LogitsFilter]:
     """The last draft token is verified by the row before its own."""
     rows = torch.arange(logits.shape[1], device=logits.device)
     rows[-2] = max(len(rows) - 3, 0)
-    return logits[:, rows], warp
+    return logits[:, rows], logits_filter
 
 
-def in_8_bits(logits: Tensor, warp: Warp) -> tuple[Tensor, Warp]:
+def in_8_bits(logits: Tensor, logits_filter: LogitsFilter) -> tuple[Tensor, LogitsFilter]:
     """256 levels from the least to the largest logit of a row."""
     least, most = logits.amin(dim=-1, keepdim=True), logits.amax(dim=-1, keepdim=True)
     step = (most - least) / 255
-    return ((logits - least) / step).round() * step + least, warp
+    return ((logits - least) / step).round() * step + least, logits_filter
 
 
 class NoiseOfPairs(Noise):
@@ -242,18 +246,23 @@ class StaleProbabilities(ModelDrafter):
 class OffByOne(Target):
     """New tokens stand one position further on."""
 
-    def verify(self, cache, start, anchor, draft, *, position_offset=None, **options):
+    def verify(self, cache, start, root, draft):
         """Prompts stand where they should."""
-        offset = torch.ones_like(start) + (0 if position_offset is None else position_offset)
-        return super().verify(cache, start, anchor, draft, position_offset=offset, **options)
+        own = cache.row_inputs
+        offset = torch.ones_like(start) + own.get("position_offset", 0)
+        cache.row_inputs = {**own, "position_offset": offset}
+        try:
+            return super().verify(cache, start, root, draft)
+        finally:
+            cache.row_inputs = own
 
 
 class OtherRow(Target):
     """One row of 50 is verified by the logits of the row beside it."""
 
-    def verify(self, cache, start, anchor, draft, **options):
+    def verify(self, cache, start, root, draft, **options):
         """All else is as it should be."""
-        output = super().verify(cache, start, anchor, draft, **options)
+        output = super().verify(cache, start, root, draft, **options)
         rows = torch.arange(len(start), device=start.device)
         rows[::ROWS] = rows.roll(-1)[::ROWS]
         return replace(output, logits=output.logits[rows])

@@ -52,7 +52,7 @@ from specdec.drafters.mask_token.correction import (
 from specdec.hf import cache_argument
 from specdec.loop import prefill
 from specdec.loop.replay import NUM_EAGER
-from specdec.targets.memory import _Mixer
+from specdec.targets.edits.memory import _Mixer
 from specdec.types import Draft
 
 ROUNDS, NUM_STEPS = (4, 40) if DEVICE == "cuda" else (1, 3)
@@ -421,7 +421,7 @@ def hf_generate(model: PreTrainedModel, ids: Tensor, assistant=None, k: int = 0)
 
 def compiled_loop(model: PreTrainedModel, draft: PreTrainedModel, ids: Tensor, k: int) -> Side:
     """A loop over `torch.compile` forwards of HF's modules with static caches: the target over the
-    anchor and K tokens, the draft model K times, greedy comparison on the host. Every step reads
+    root and K tokens, the draft model K times, greedy comparison on the host. Every step reads
     K + 1 new slots, whatever is accepted. With K = 0 it is plain decoding.
     """
 

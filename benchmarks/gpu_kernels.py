@@ -26,17 +26,16 @@ from torch import Tensor
 
 from specdec.kernels import (
     Cutoff,
+    FilterParams,
     Truncation,
     VerifyUniforms,
-    WarpParams,
     draw,
+    filtered_probs,
     find_cutoff,
-    find_faults,
     race,
     sample,
     token_rule,
     verify,
-    warp_probs,
 )
 from specdec.kernels.race.reference import race_weights
 from specdec.kernels.truncate import reference as truncate
@@ -84,15 +83,14 @@ def verdict(kind: str, rows: int, dtype: torch.dtype, sets: int) -> Contest:
 
     def ours(draft, logits, uniforms):
         for i in range(num_draws):
-            sample(logits[:, i : i + 1], WarpParams(), uniforms.accept[:, i : i + 1])
-        verdict: Verdict = verify(draft, logits, WarpParams(), uniforms, by_block=by_block)
-        return verdict.tokens, verdict.num_accepted, verdict.faults
+            sample(logits[:, i : i + 1], FilterParams(), uniforms.accept[:, i : i + 1])
+        verdict: Verdict = verify(draft, logits, FilterParams(), uniforms, by_block=by_block)
+        return verdict.tokens, verdict.num_accepted
 
     def theirs(draft, logits, uniforms):
         for i in range(num_draws):
-            draw(warp_probs(logits[:, i], WarpParams()), uniforms.accept[:, i])
-        tokens, count = define(draft, warp_probs(logits, WarpParams()), uniforms)
-        return tokens, count, find_faults(draft, logits.amax(-1), count)
+            draw(filtered_probs(logits[:, i], FilterParams()), uniforms.accept[:, i])
+        return define(draft, filtered_probs(logits, FilterParams()), uniforms)
 
     data = [inputs() for _ in range(sets)]
     draft_rows = rows * k if by_block else 0
@@ -128,17 +126,17 @@ def drawing(kind: str, rows: int, dtype: torch.dtype, sets: int) -> Contest:
 
     def ours(x: Tensor) -> tuple:
         if kind == "sample":
-            return sample(x, WarpParams(), draws)
+            return sample(x, FilterParams(), draws)
         if kind == "race":
-            return (race(x, WarpParams(), key, position, 3),)
+            return (race(x, FilterParams(), key, position, 3),)
         return find_cutoff(x, None, truncation)
 
     def theirs(x: Tensor) -> tuple:
         if kind == "sample":
-            probs = warp_probs(x, WarpParams())
+            probs = filtered_probs(x, FilterParams())
             return draw(probs, draws), probs
         if kind == "race":
-            return (race_weights(warp_probs(x, WarpParams()), key, position, 3),)
+            return (race_weights(filtered_probs(x, FilterParams()), key, position, 3),)
         with mock.patch.object(truncate, "suits_kernels", return_value=False):
             return find_cutoff(x, None, truncation)
 

@@ -144,13 +144,13 @@ class DialledSampler(Sampler):
         self.acceptance = acceptance
         self._real = RejectionSampler()
 
-    def forward(self, draft, target_logits, warp, noise) -> Verdict:
+    def forward(self, draft, target_logits, logits_filter, noise) -> Verdict:
         """As `accept`; a greedy generation is no exception here."""
-        return self.accept(draft, target_logits, warp, noise)
+        return self.accept(draft, target_logits, logits_filter, noise)
 
-    def accept(self, draft, target_logits, warp, noise) -> Verdict:
+    def accept(self, draft, target_logits, logits_filter, noise) -> Verdict:
         """Coins instead of the rule, whose work is done all the same."""
-        verdict = self._real(draft, target_logits, warp, noise)
+        verdict = self._real(draft, target_logits, logits_filter, noise)
         width = draft.tokens.shape[1]
         coins = noise.uniform(Stream.ACCEPT)[:, :width] < self.acceptance
         num_accepted = coins.cumprod(dim=1, dtype=torch.long).sum(dim=1)
@@ -161,4 +161,4 @@ class DialledSampler(Sampler):
         tokens = torch.cat([draft.tokens, best[:, -1:]], dim=1)
         tokens = torch.where(index == num_accepted[:, None], best, tokens)
         tokens = torch.where(index <= num_accepted[:, None], tokens, PAD_TOKEN)
-        return Verdict(tokens, num_accepted, verdict.num_drafted, verdict.faults)
+        return Verdict(tokens, num_accepted, verdict.num_drafted)

@@ -13,6 +13,7 @@ from timing import Turns, about, show
 from zoo_trees import side_of
 
 from specdec import BlockSampler, SpeculativeGenerator, Tree, zoo
+from specdec.drafters import Paths
 from specdec.samplers import GBVSampler, SpecTrSampler
 
 BLOCK, GBV, SPECTR = BlockSampler(), GBVSampler(), SpecTrSampler()
@@ -22,7 +23,7 @@ def sides_of(num_paths: int, depth: int) -> dict[str, tuple]:
     """What is drafted, and the rule, by name: all of `num_paths * depth` draft tokens, and the
     chain that is as deep.
     """
-    nodes, paths = num_paths * depth, {"tree": Tree.paths(num_paths, depth)}
+    nodes, paths = num_paths * depth, {"tree": Paths(num_paths, depth)}
     return {
         f"chain of {depth}, block": ({"num_draft_tokens": depth}, BLOCK),
         f"chain of {nodes}, block": ({"num_draft_tokens": nodes}, BLOCK),

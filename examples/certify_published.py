@@ -40,7 +40,7 @@ from torch import Tensor
 
 from specdec import BlockSampler, CouplingSampler, RejectionSampler, Sampler, certify
 from specdec.kernels import draw
-from specdec.samplers import StepNoise, Stream, Warp
+from specdec.samplers import LogitsFilter, StepNoise, Stream
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
 SHAPES = ((-1, 0, 0, -1), (-1, 0, 1, 0, 3))
@@ -54,9 +54,11 @@ class HierarchicalSampler(Sampler):
     lossless = False  # see the certificate
     takes_trees = True
 
-    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(
+        self, draft: Draft, target_logits: Tensor, logits_filter: LogitsFilter, noise: StepNoise
+    ) -> Verdict:
         """Row by row: one of the outcomes, in proportion to their chances."""
-        laws, parents = warp(target_logits).tolist(), (draft.window_parents - 1).tolist()
+        laws, parents = logits_filter(target_logits).tolist(), (draft.window_parents - 1).tolist()
         uniforms, last = noise.uniform(Stream.ACCEPT)[:, 0], noise.uniform(Stream.RESAMPLE)[:, 0]
         counts = draft.is_valid.sum(dim=1).tolist()
         rows = torch.zeros(len(laws), draft.depth + 1, dtype=torch.long)
@@ -81,9 +83,9 @@ def outcomes(
     """(chance, accepted nodes, distribution of the extra token) of all that can happen.
 
     Args:
-        parents: of the nodes, -1 for the anchor.
+        parents: of the nodes, -1 for the root.
         tokens: of the nodes.
-        laws: the target's, after the anchor and after each node.
+        laws: the target's, after the root and after each node.
     """
     paths = [path_to(leaf, parents) for leaf in range(len(parents)) if leaf not in parents]
 
@@ -114,7 +116,7 @@ def outcomes(
 
 
 def path_to(node: int, parents: tuple[int, ...]) -> tuple[int, ...]:
-    """The nodes from the anchor to this one."""
+    """The nodes from the root to this one."""
     return () if node < 0 else (*path_to(parents[node], parents), node)
 
 

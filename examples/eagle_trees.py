@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import draw
-from specdec.samplers import Sampler, StepNoise, Stream, Warp
+from specdec.samplers import LogitsFilter, Sampler, StepNoise, Stream
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
 
@@ -32,9 +32,11 @@ class EagleSampler(Sampler):
         super().__init__()
         self.rule = rule_with(SimpleNamespace(random=self._uniform))
 
-    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(
+        self, draft: Draft, target_logits: Tensor, logits_filter: LogitsFilter, noise: StepNoise
+    ) -> Verdict:
         """The rule is shown logits after temperature and truncation."""
-        return self._verdict(draft, warp(target_logits).log(), noise)
+        return self._verdict(draft, logits_filter(target_logits).log(), noise)
 
     def accept_greedily(self, draft: Draft, target_logits: Tensor) -> Verdict:
         """The rule's own path for temperature 0."""
@@ -47,7 +49,7 @@ class EagleSampler(Sampler):
         last = logits.new_empty(len(logits), logits.shape[-1])
         for row in range(len(logits)):
             nodes = candidates_of(draft, row)
-            ids = torch.nn.functional.pad(draft.tokens[row], (1, 0))  # the anchor is not read
+            ids = torch.nn.functional.pad(draft.tokens[row], (1, 0))  # the root is not read
             shown = ids[nodes.clamp(min=0)].masked_fill(nodes < 0, -1)
             self._nodes = nodes.tolist()
             self._uniforms = None if noise is None else noise.uniform(Stream.ACCEPT)[row].tolist()

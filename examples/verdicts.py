@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from specdec import Sampler, certify
-from specdec.certify import (
+from specdec.certificates import (
     AnswerFrom,
     ForeignBatchSampler,
     ForeignSampler,
@@ -47,7 +47,7 @@ from specdec.certify import (
     SamplerReport,
     huggingface_rule,
 )
-from specdec.certify.sampler.exact import FOREIGN_SIZES
+from specdec.certificates.sampler.exact import FOREIGN_SIZES
 from specdec.types import PAD_TOKEN
 
 FLOAT32 = {"bits": 24, "tolerance": 1e-6}
@@ -256,7 +256,7 @@ def sglang(block: bool) -> Sampler:
         rows, width = len(drafted), drafted.shape[1] + 1
         tokens = torch.full((rows * width,), PAD_TOKEN, dtype=torch.int32)
         path, count = torch.zeros(rows, width).int(), torch.zeros(rows).int()
-        ids = torch.nn.functional.pad(drafted, (1, 0))  # the anchor is not read
+        ids = torch.nn.functional.pad(drafted, (1, 0))  # the root is not read
         place = torch.arange(rows * width).view(rows, width)
         coins = noise.accept.float(), noise.resample.float()
         of_chain = tokens, path, count, ids, place, None, None, *coins

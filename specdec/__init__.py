@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specdec.certify import certify
+    from specdec.certificates import certify
     from specdec.drafters.assistant import AssistantDrafter
     from specdec.drafters.base import Drafter, NoDrafter
     from specdec.drafters.eagle import EagleDrafter
@@ -29,11 +29,10 @@ if TYPE_CHECKING:
     from specdec.samplers.base import Sampler
     from specdec.samplers.block import BlockSampler
     from specdec.samplers.coupling import CouplingSampler
-    from specdec.samplers.ensemble import EnsembleSampler
+    from specdec.samplers.logits_filter import LogitsFilter
+    from specdec.samplers.lossy import EnsembleSampler, TypicalSampler
     from specdec.samplers.noise import Drawing, StepNoise, Stream
     from specdec.samplers.rejection import RejectionSampler
-    from specdec.samplers.typical import TypicalSampler
-    from specdec.samplers.warp import Warp
     from specdec.targets import Target
     from specdec.types import PAD_TOKEN, Context, Draft, Verdict
 
@@ -53,6 +52,7 @@ __all__ = [
     "GenerateOptions",
     "GenerationResult",
     "GrammarProcessor",
+    "LogitsFilter",
     "MTPDrafter",
     "MaskTokenDrafter",
     "ModelDrafter",
@@ -74,12 +74,12 @@ __all__ = [
     "Tree",
     "TypicalSampler",
     "Verdict",
-    "Warp",
     "certify",
     "evaluate",
 ]
 
 _HOMES = {
+    "certificates": "certify",
     "drafters.assistant": "AssistantDrafter",
     "drafters.base": "Drafter NoDrafter",
     "drafters.eagle": "EagleDrafter",
@@ -101,11 +101,10 @@ _HOMES = {
     "samplers.base": "Sampler",
     "samplers.block": "BlockSampler",
     "samplers.coupling": "CouplingSampler",
-    "samplers.ensemble": "EnsembleSampler",
+    "samplers.lossy": "EnsembleSampler TypicalSampler",
     "samplers.noise": "Drawing StepNoise Stream",
     "samplers.rejection": "RejectionSampler",
-    "samplers.typical": "TypicalSampler",
-    "samplers.warp": "Warp",
+    "samplers.logits_filter": "LogitsFilter",
     "targets": "Target",
     "types": "PAD_TOKEN Context Draft Verdict",
 }

@@ -43,6 +43,18 @@ def plain_numbers(value: Any) -> Any:
     return value
 
 
+def name_of(part: object) -> str:
+    """What messages call a part: its attribute `name` where that is a text, as of a foreign rule; a
+    function's own name; else its class's.
+
+    Example:
+        >>> name_of(nn.Identity()), name_of(plain_number)
+        ('Identity', 'plain_number')
+    """
+    names = (getattr(part, name, None) for name in ("name", "__name__"))
+    return next((name for name in names if isinstance(name, str)), type(part).__name__)
+
+
 def check_integer(
     name: str, value: Any, low: int | None = None, high: int | None = None, *, advice: str = ""
 ) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -54,6 +54,7 @@ from specdec.samplers.base import check_sampler
 from specdec.show.text import draft_size
 from specdec.targets import Target
 from specdec.targets.target import SlotModel
+from specdec.trace import Trace
 
 
 class SpeculativeGenerator:
@@ -146,12 +147,7 @@ class SpeculativeGenerator:
                 f"target has {limit} positions for text and draft together; draft fewer"
             )
         if self.drafter.tree_depth is not None:
-            if not self.sampler.takes_trees:
-                raise ValueError(
-                    f"{type(self.sampler).__name__} verifies chains (takes_trees is False), and "
-                    f"{type(self.drafter).__name__} drafts trees; choose another one of the two"
-                )
-            _check_paths(self.drafter, self.sampler)
+            self.sampler.check_drafter(self.drafter)
             self.target.check_trees()
         if self.drafter.reads_target:
             self.target.check_reads_ahead()
@@ -165,7 +161,7 @@ class SpeculativeGenerator:
         self.steps_ahead, self.draft_length = steps_ahead, draft_length
         self._lengths = MeasuredLengths()
         self._storages = StoragePool(self.target, graphs=graphs, kept_bytes=kept_bytes)
-        self.last_result: GenerationResult | None = None
+        self.last_result: GenerationResult | Any = None
 
     @torch.inference_mode()
     def warm_up(self, rows: int, tokens: int, **options: Unpack[GenerateOptions]) -> None:
@@ -331,6 +327,30 @@ class SpeculativeGenerator:
         choose = self._chooser(request)
         generation = self._begin(request)
         return self._run(generation, OutputCollector(generation), choose)
+
+    @overload
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        streamer: BaseStreamer | None = None,
+        trace: Literal[True],
+        check: bool = False,
+        **options: Unpack[GenerateOptions],
+    ) -> GenerationResult[Trace]: ...
+
+    @overload
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        streamer: BaseStreamer | None = None,
+        trace: bool = False,
+        check: bool = False,
+        **options: Unpack[GenerateOptions],
+    ) -> GenerationResult: ...
 
     @with_options
     def generate(
@@ -545,21 +565,6 @@ def _as_part(name: str, value: Any, kind: type) -> Any:
         advice = "; wrap a draft model as ModelDrafter(model)" if kind is Drafter else ""
         raise TypeError(f"{name} must be a specdec {kind.__name__}, got {shown(value)}{advice}")
     return value
-
-
-def _check_paths(drafter: Drafter, sampler: Sampler) -> None:
-    """Refuses a rule for independent paths beside a tree of another shape, whose tokens it could
-    verify in greedy calls only, where they are point masses.
-    """
-    tree, proposal = getattr(drafter, "tree", None), getattr(drafter, "proposal", None)
-    samples = getattr(proposal, "kind", None) == "sample"
-    if sampler.needs_paths and tree is not None and tree.num_paths is None and samples:
-        raise ValueError(
-            f"{type(sampler).__name__} verifies paths that were drawn independently of each other "
-            f"(needs_paths is True), and {type(drafter).__name__} samples a tree of "
-            f'{tree.nodes}x{tree.depth}; draft with tree="4x5 paths", for instance, or '
-            "proposal='argmax', or verify the tree by BlockSampler"
-        )
 
 
 @contextmanager

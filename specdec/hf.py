@@ -119,10 +119,12 @@ def code_of(model: PreTrainedModel) -> list[object]:
     kinds = sorted((k for k in kinds if k.__module__.split(".")[0] not in _TORCH), key=id)
     homes = {home for kind in kinds if (home := sys.modules.get(kind.__module__))}
     files = *sorted(homes, key=id), torch.nn.functional
-    functions = [f for file in files for f in vars(file).values() if type(f) is FunctionType]
+    # What Dynamo compiles it leaves in these files, as `__compiled_fn_...`, and calls by itself.
+    named = [pair for file in files for pair in vars(file).items() if not pair[0].startswith("__")]
+    functions = [value for _, value in named if type(value) is FunctionType]
     held = [value for kind in kinds for value in vars(kind).values()]
-    homes, names = attention_homes(model), attention_names(model)
-    return held + functions + attention_functions(homes, names) + mask_functions(homes, names)
+    looked_up = attention_homes(model), attention_names(model)
+    return held + functions + attention_functions(*looked_up) + mask_functions(*looked_up)
 
 
 _TORCH = "torch", "builtins"
@@ -348,10 +350,10 @@ JOINED_GATE_UP, ACTIVATIONS = "gate_up_proj", ("act_fn", "activation_fn")
 EXPERTS = "is_transposed", "has_gate"
 """Attributes of the experts whose forward HF chooses by the configuration."""
 
-WARPS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-"""Settings of HF that `Warp` applies, with the value that does nothing."""
+FILTERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""Settings of HF that `LogitsFilter` applies, with the value that does nothing."""
 
-BESIDE_WARPS = {
+BESIDE_FILTERS = {
     "top_h": None,
     "typical_p": 1.0,
     "epsilon_cutoff": 0.0,
@@ -361,7 +363,7 @@ BESIDE_WARPS = {
 }
 """Settings that HF applies between or after these four."""
 
-BEFORE_WARPS = {
+BEFORE_FILTERS = {
     "guidance_scale": 1,
     "sequence_bias": None,
     "encoder_repetition_penalty": 1.0,

@@ -35,6 +35,7 @@ from specdec.drafters import (
     SuffixDrafter,
     Tree,
 )
+from specdec.drafters.base import shape_of
 from specdec.drafters.model import check_same_tokenizer
 from specdec.drafters.visible import draft_cache
 from specdec.hf import device_of
@@ -179,7 +180,7 @@ def find_drafter(
     Raises:
         ValueError: as there, as far as it can be known without the target.
     """
-    given = {"num_draft_tokens": num_draft_tokens, "tree": Tree.of(tree), **options}
+    given = {"num_draft_tokens": num_draft_tokens, "tree": shape_of(tree), **options}
     given = {key: value for key, value in given.items() if value is not None}
     if not isinstance(name, str):
         _refuse_layouts(layouts, repr(name))

@@ -21,15 +21,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Generic
 
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from specdec.arguments import check_integer, check_number
 from specdec.show.table import Table, need
 from specdec.show.text import draft_size, pieces, visible
 from specdec.show.tokens import KINDS, marked, token_span
-from specdec.types import FilledIn, Numbers, depths_of, is_left_out
+from specdec.types import depths_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +42,9 @@ class RowStep:
         num_accepted: how many of them the sampler accepted.
         new_tokens: what the row emitted: accepted tokens, then one recovered or bonus token, cut at
             its end.
-        parents: the token that each one follows, see `Draft.parents`; left out, those of a chain.
-        path: the tokens that were accepted, by their index; left out, the first ones.
+        parents: the token that each one follows, see `Draft.parents`; `None` makes those of a
+            chain.
+        path: the tokens that were accepted, by their index; `None` makes the first ones.
         logprobs: with `output_logprobs`, of each new token as it was drawn; else `None`.
         raw_logprobs: likewise, by the softmax of the target's own logits.
         faults: sum of the `Fault` values that were found in the step, 0 for none; `generate` raises
@@ -53,17 +55,23 @@ class RowStep:
     draft_tokens: list[int]
     num_accepted: int
     new_tokens: list[int]
-    parents: list[int] = FilledIn(lambda step: Numbers(range(-1, len(step.draft_tokens) - 1)))
-    path: list[int] = FilledIn(lambda step: Numbers(range(step.num_accepted)))
+    parents: list[int] | None = None
+    path: list[int] | None = None
     logprobs: list[float] | None = None
     raw_logprobs: list[float] | None = None
     faults: int = 0
     num_sound: int | None = None
 
+    def __post_init__(self):
+        if self.parents is None:
+            object.__setattr__(self, "parents", _of_chain(len(self.draft_tokens)))
+        if self.path is None:
+            object.__setattr__(self, "path", list(range(self.num_accepted)))
+
     @property
     def is_chain(self) -> bool:
-        """Each draft token follows the one before it: `parents` was left out."""
-        return is_left_out(self, "parents")
+        """Each draft token follows the one before it."""
+        return self.parents == _of_chain(len(self.draft_tokens))
 
     @property
     def depth(self) -> int:
@@ -71,7 +79,7 @@ class RowStep:
         return max(depths_of(self.parents))
 
     def children_of(self, node: int) -> list[int]:
-        """The draft tokens that follow one, or -1 for the anchor."""
+        """The draft tokens that follow one, or -1 for the root."""
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
     @property
@@ -115,6 +123,11 @@ class RowStep:
         """Its fields for a file, those of a tree only where it is one."""
         fields = [self.draft_tokens, self.num_accepted, self.new_tokens, self.parents, self.path]
         return fields[: 3 if self.is_chain else 5]
+
+
+def _of_chain(count: int) -> list[int]:
+    """`RowStep.parents` of a chain."""
+    return list(range(-1, count - 1))
 
 
 class SpeculationStats:
@@ -165,8 +178,10 @@ class SpeculationStats:
         self.accepted: list[int] = [sum(s.num_accepted for s in row) for row in steps]
         self.emitted: list[int] = [sum(len(s.new_tokens) for s in row) for row in steps]
         everything = [step for row in steps for step in row]
-        trees = [step.depth for step in everything if not step.is_chain]
-        self.depth = max(trees, default=num_draft_tokens) if depth is None else depth
+        if depth is None:
+            is_chain = all(step.is_chain for step in everything)
+            depth = num_draft_tokens if is_chain else max(step.depth for step in everything)
+        self.depth = depth
         positions = range(self.depth)
         self.accepted_at: list[int] = [
             sum(s.num_accepted > i for s in everything) for i in positions
@@ -296,8 +311,12 @@ _RATES = (
 _SHOWN_ROWS = 8
 
 
+TraceOrNone = TypeVar("TraceOrNone", default=Any)
+"""A `Trace` where `generate` was told to keep one."""
+
+
 @dataclass(frozen=True, eq=False)
-class GenerationResult:
+class GenerationResult(Generic[TraceOrNone]):
     """The outcome of `SpeculativeGenerator.generate`.
 
     Args:
@@ -331,13 +350,14 @@ class GenerationResult:
     finish_reasons: list[str]
     seeds: list[int] | None
     stats: SpeculationStats
-    trace: Sequence[list[RowStep]] | None = None
+    trace: TraceOrNone = None  # type: ignore[assignment]
     steps: list[list[RowStep]] = field(default_factory=list)
     origins: list[list[str]] = field(default_factory=list)
-    scores: tuple[Tensor, ...] | None = None
-    logits: tuple[Tensor, ...] | None = None
-    logprobs: Tensor | None = None
-    raw_logprobs: Tensor | None = None
+    # `Any`, so that type checkers believe a caller who reads what he has asked for.
+    scores: tuple[Tensor, ...] | Any = None
+    logits: tuple[Tensor, ...] | Any = None
+    logprobs: Tensor | Any = None
+    raw_logprobs: Tensor | Any = None
     tokenizer: Any = None
     prompts: list[list[int]] = field(default_factory=list)
     sampling: Any = None

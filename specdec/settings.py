@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -49,9 +50,26 @@ def settings_of(part: Any) -> dict[str, Any]:
     return settings
 
 
-def source_of(kind: type) -> dict[str, str]:
-    """Of a class of the user's own, a fingerprint of the file that defines it or, in a notebook,
-    of its own lines: what was edited is another part.
+def settings_of_function(function: Callable) -> dict[str, Any]:
+    """The same of a function of the user's own: its name, its source, and the plain values that it
+    closes over.
+
+    Example:
+        >>> def adding(number):
+        ...     return lambda x: x + number
+        >>> settings_of_function(adding(3))["number"]
+        3
+    """
+    if not isinstance(function, FunctionType):
+        return settings_of(function)
+    held = inspect.getclosurevars(function).nonlocals
+    found = {name: plain(value) for name, value in held.items() if _is_plain(value)}
+    return {"function": plain(function), **source_of(function), **found}
+
+
+def source_of(kind: type | FunctionType) -> dict[str, str]:
+    """Of a class or function of the user's own, a fingerprint of the file that defines it or, in a
+    notebook, of its own lines: what was edited is another part.
     """
     if kind.__module__.partition(".")[0] in _VERSIONED:
         return {}

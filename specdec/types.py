@@ -1,16 +1,16 @@
 """The records that flow between the parts.
 
 Legend: B rows, K draft tokens (the nodes of a tree), D depth (tokens on the longest path, K for a
-chain), N = K + 1 rows of a window: the anchor and the draft, V target vocabulary, F feature width.
+chain), N = K + 1 rows of a window: the root, which is the last committed token, and the draft that
+goes on from it; V target vocabulary, F feature width.
 Shapes, data types and devices are checked when a record is built (`TypeError`, `ValueError` with
 the name of the field); values are not, so no check waits for a device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from enum import IntFlag
 from functools import cached_property
 from typing import Any
 
@@ -21,62 +21,6 @@ from specdec.arguments import check_integer, check_tensor
 
 PAD_TOKEN = -1
 """Fills the token slots of a record that hold no token."""
-
-
-class Fault(IntFlag):
-    """What a step may find wrong with its inputs, on the device and without waiting. The host reads
-    it before a token of the step is emitted; `specdec.loop.outcome` has the words.
-    """
-
-    TARGET_LOGITS = 1
-    DRAFT_PROBS = 2
-    DRAFT_TOKEN = 4
-    DRAFT_ID = 8
-    NUM_VALID = 16
-    NUM_ACCEPTED = 32
-    EMITTED_ID = 64
-    ACCEPTED_TOKEN = 128
-    NUM_DRAFTED = 256
-    PARENT = 512
-
-
-class FilledIn:
-    """A field of a record that may be left out: it is made where somebody reads it, so that what
-    nobody reads costs no operation.
-
-    What was made is known again. So `dataclasses.replace`, which reads all fields, gives a record
-    in which the field is still left out, and is made anew to fit the other ones.
-
-    Args:
-        make: from the record to the field's value, a tensor or a `Numbers`.
-    """
-
-    def __init__(self, make: Callable[[Any], Any]):
-        self._make = make
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, record: Any, owner: type | None = None) -> Any:
-        if record is None:  # the dataclass asks for the default
-            return None
-        if not is_left_out(record, self._name):
-            return vars(record)[self._name]
-        value = self._make(record)
-        value.was_filled_in = True
-        return value
-
-    def __set__(self, record: Any, value: Any) -> None:
-        vars(record)[self._name] = None if hasattr(value, "was_filled_in") else value
-
-
-class Numbers(list):
-    """A list that was filled in."""
-
-
-def is_left_out(record: Any, name: str) -> bool:
-    """Whether the author of a record left a `FilledIn` field out."""
-    return vars(record)[name] is None
 
 
 _IDS = (torch.long,)
@@ -92,22 +36,22 @@ class Context:
     t + 1" is written.
 
     A prompt of T >= 2 tokens, at positions 0..T - 1, arrives as follows. The first chunk has its
-    token 0 as the anchor (`start` is 0), so token 0 is never a new token. The chunks of `prefill`
-    bring tokens 1..T - 2. The last token, T - 1, is left for the first `propose`, whose anchor is
-    token T - 2. A prompt of one token is the anchor of its first `propose`, with `num_new` 0; in
+    token 0 as the root (`start` is 0), so token 0 is never a new token. The chunks of `prefill`
+    bring tokens 1..T - 2. The last token, T - 1, is left for the first `propose`, whose root is
+    token T - 2. A prompt of one token is the root of its first `propose`, with `num_new` 0; in
     `prefill`, which reads it only beside longer prompts, its `num_new` is -1. There is no `prefill`
     where no prompt has two tokens.
 
     Args:
-        tokens: `[B, N + 1]` int64, the anchor (the last token known before) and then the new
+        tokens: `[B, N + 1]` int64, the root (the last token known before) and then the new
             tokens.
         features: `[B, N, F]`, or `None` when the drafter asks for no features.
-        start: `[B]` int64, position of the anchor.
+        start: `[B]` int64, position of the root.
         num_new: `[B]` int64, how many of the N new tokens are valid in each row; what follows them
-            is garbage or `PAD_TOKEN`. It is 0 where only the anchor is known: in the `propose`
-            after a prompt of one token, and in a chunk whose anchor is token T - 2 of its prompt
+            is garbage or `PAD_TOKEN`. It is 0 where only the root is known: in the `propose`
+            after a prompt of one token, and in a chunk whose root is token T - 2 of its prompt
             (the first one of a prompt of two tokens). During prefill it is -1 in a row that ended
-            before the chunk: there not even the anchor belongs to the row. The last known token is
+            before the chunk: there not even the root belongs to the row. The last known token is
             at index `num_new.clamp(min=0)`.
         target: the target's keys and values of the text, a `specdec.targets.text.TargetText`, for a
             drafter with `reads_target`; else `None`.
@@ -148,19 +92,14 @@ class Draft:
             and the siblings before it: of children drawn without replacement, what its earlier
             siblings left. `None` means a deterministic proposal, a point mass.
         num_valid: `[B]` int64, how many tokens each row proposes, or `None` for K in every row.
-        parents: `[B, K]` int64, the node that each node hangs on, -1 for the anchor; a parent comes
-            before its children, and siblings are in the order in which they were drawn. Left out
-            it is -1, 0, 1, ..., a chain.
+        parents: `[B, K]` int64, the node that each node hangs on, -1 for the root; a parent comes
+            before its children, and siblings are in the order in which they were drawn. `None` is
+            -1, 0, 1, ..., a chain: the host knows its shape. `window_parents` has both.
         depth: D, tokens on the longest path, known to the host; K for a chain, and where it is left
             out.
         runs: sizes of consecutive runs of nodes, K in all, in which no node hangs on another one or
             on the same one as another: rules that look at probabilities take one run at a time.
             `None` for runs of one node.
-        is_chain: set by the record itself: `parents` was left out, so the host knows that each
-            token follows the one before it.
-        num_paths: P, where the tree is P paths from the anchor, each drawn independently of the
-            others, so that two may agree: node i follows node i - P, and the first P the anchor.
-            Rules for such paths must be told, since `probs` cannot show it. `None` for other trees.
         raw_probs: `[B, K]`, the drafter's probability of each token before temperature and
             truncation, for traces (`Drawing.wants_raw`); `None` where nobody asked.
         proposed: set by the loop: the draft as the drafter returned it, where ids and counts of
@@ -170,10 +109,9 @@ class Draft:
     tokens: Tensor
     probs: Tensor | None = None
     num_valid: Tensor | None = None
-    parents: Tensor = FilledIn(lambda draft: draft.window_parents - 1)
+    parents: Tensor | None = None
     depth: int | None = None
     runs: tuple[int, ...] | None = None
-    num_paths: int | None = None
     raw_probs: Tensor | None = None
     proposed: Draft | None = None
 
@@ -184,8 +122,7 @@ class Draft:
             check_tensor("draft.probs", self.probs, (rows, width, None), _PROBS, device=where)
         if self.num_valid is not None:
             check_tensor("draft.num_valid", self.num_valid, (rows,), _IDS, device=where)
-        is_chain = vars(self)["parents"] is None
-        object.__setattr__(self, "is_chain", is_chain)
+        is_chain = self.parents is None
         if self.depth is None or is_chain:
             object.__setattr__(self, "depth", width)
         if is_chain:
@@ -196,17 +133,18 @@ class Draft:
             object.__setattr__(self, "runs", (1,) * width)
         if sum(self.runs) != width:
             raise ValueError(f"draft.runs must sum to {width} nodes, got {self.runs}")
-        if self.num_paths is not None:
-            check_integer("draft.num_paths", self.num_paths, min(width, 1), width)
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Each token follows the one before it, as the host knows without a look at `parents`."""
+        return self.parents is None
 
     @cached_property
     def window_parents(self) -> Tensor:
-        """`[B, K]`, the row of the window that each token follows: 0 for the anchor, i + 1 for
+        """`[B, K]`, the row of the window that each token follows: 0 for the root, i + 1 for
         token i.
         """
-        if not self.is_chain:
-            return self.parents + 1
-        return _counted(self.tokens)
+        return _counted(self.tokens) if self.parents is None else self.parents + 1
 
     @cached_property
     def token_probs(self) -> Tensor | float:
@@ -242,7 +180,10 @@ class Draft:
 
     @cached_property
     def depths(self) -> Tensor:
-        """`[B, N]` int64, how many tokens after the anchor each row of the window is."""
+        """`[B, N]` int64, how many tokens after the root each row of the window is."""
+        if self.is_chain:
+            index = torch.arange(self.depth + 1, device=self.tokens.device)
+            return index.expand(len(self.tokens), -1)
         return self.ancestors.sum(dim=-1) - 1
 
     @cached_property
@@ -270,7 +211,7 @@ class Draft:
 
 @dataclass(frozen=True, eq=False)
 class TargetOutput:
-    """One forward of the target over the anchor and the draft.
+    """One forward of the target over the root and the draft.
 
     Args:
         logits: `[B, N, V]`; row i predicts what follows the first i draft tokens; of a tree, what
@@ -290,35 +231,31 @@ class Verdict:
         tokens: `[B, D + 1]` int64: the accepted path, one recovered or bonus token, then
             `PAD_TOKEN`.
         num_accepted: `[B]` int64 in 0..D, without the extra token.
-        num_drafted: `[B]` int64 in 0..K, how many tokens were up for decision; `None` for K in
-            every row.
-        faults: `[B]` int64, sums of `Fault` values, 0 for sound inputs; `None` when the sampler did
-            not look.
-        path: `[B, D + 1]` int64, the rows of the window that were accepted: 0, the anchor, and i +
-            1 for node i; after the accepted ones anything in 0..K. Left out it is 0, 1, 2, ..., as
-            of a chain, where it does not matter.
+        num_drafted: `[B]` int64 in 0..K, how many tokens were up for decision; `None` for all that
+            the row drafted.
+        path: `[B, D + 1]` int64, the rows of the window that were accepted: 0, the root, and i +
+            1 for node i; after the accepted ones anything in 0..K. `None` is 0, 1, 2, ..., the path
+            of a chain. `rows` has both.
     """
 
     tokens: Tensor
     num_accepted: Tensor
     num_drafted: Tensor | None = None
-    faults: Tensor | None = None
-    path: Tensor = FilledIn(lambda verdict: _counted(verdict.tokens))
+    path: Tensor | None = None
 
     def __post_init__(self):
         shape = check_tensor("verdict.tokens", self.tokens, (None, None), _IDS).shape
         where = self.tokens.device
         check_tensor("verdict.num_accepted", self.num_accepted, shape[:1], _IDS, device=where)
-        for name, count in (("num_drafted", self.num_drafted), ("faults", self.faults)):
-            if count is not None:
-                check_tensor(f"verdict.{name}", count, shape[:1], _IDS, device=where)
-        if vars(self)["path"] is not None:
+        if self.num_drafted is not None:
+            check_tensor("verdict.num_drafted", self.num_drafted, shape[:1], _IDS, device=where)
+        if self.path is not None:
             check_tensor("verdict.path", self.path, shape, _IDS, device=where)
 
     @property
-    def has_path(self) -> bool:
-        """The sampler named the accepted path, which it has to do for a tree."""
-        return not is_left_out(self, "path")
+    def rows(self) -> Tensor:
+        """`[B, D + 1]`, the rows of the window on the accepted path."""
+        return _counted(self.tokens) if self.path is None else self.path
 
     @property
     def is_bonus(self) -> Tensor:
@@ -336,7 +273,7 @@ def _counted(tokens: Tensor) -> Tensor:
 
 
 def depths_of(parents: Iterable[int]) -> list[int]:
-    """How many tokens after the anchor each row of a tree's window is, given `Draft.parents` of one
+    """How many tokens after the root each row of a tree's window is, given `Draft.parents` of one
     row as numbers of the host.
 
     Example:

@@ -17,9 +17,9 @@ from triton.runtime.jit import JITFunction
 from specdec.kernels import (
     AttentionOptions,
     Cutoff,
+    FilterParams,
     Truncation,
     VerifyUniforms,
-    WarpParams,
 )
 from specdec.kernels.attention import triton as triton_attention
 from specdec.kernels.linear import triton as triton_linear
@@ -71,15 +71,15 @@ def compile_only(*, is_checked: bool) -> None:
         CUDABackend.make_ttgir = stop
 
 
-def compile_all(dtype: torch.dtype, *, is_warped: bool) -> None:
+def compile_all(dtype: torch.dtype, *, is_filtered: bool) -> None:
     """Every operation, as the library calls it."""
     shape = ROWS, WIDTH + 1
     logits, probs = torch.zeros(*shape, VOCAB, dtype=dtype), torch.zeros(ROWS, WIDTH, VOCAB)
     tokens, draws = torch.zeros(ROWS, WIDTH).long(), torch.zeros(shape, dtype=torch.float64)
-    params, num_valid = WarpParams(), None
-    if is_warped:
+    params, num_valid = FilterParams(), None
+    if is_filtered:
         cutoff = Cutoff(torch.zeros(shape), torch.zeros(shape).long())
-        params = WarpParams(draws[:, 0] + 1, torch.zeros(ROWS).bool(), cutoff)
+        params = FilterParams(draws[:, 0] + 1, torch.zeros(ROWS).bool(), cutoff)
         num_valid = tokens[:, 0]
     uniforms = VerifyUniforms(draws[:, :WIDTH], draws[:, 0])
     for draft_probs, by_block in ((None, False), (probs, False), (probs, True)):
@@ -124,6 +124,6 @@ if __name__ == "__main__":
     compile_only(is_checked="checked" in sys.argv)
     for dtype in (torch.bfloat16, torch.float32):
         if str(dtype).removeprefix("torch.") in sys.argv:
-            compile_all(dtype, is_warped=dtype == torch.bfloat16)
+            compile_all(dtype, is_filtered=dtype == torch.bfloat16)
             compile_attention(dtype)
             compile_linear(dtype)

@@ -63,9 +63,9 @@ def exact_float32():
 
 @pytest.fixture(autouse=True)
 def _commands_certify_over_few_problems(request, monkeypatch):
-    """`tests/certify` is about certificates."""
+    """`tests/certificates` is about certificates."""
     if request.path.parent.name == "cli":
-        from specdec.certify.sampler import exact
+        from specdec.certificates.sampler import exact
 
         monkeypatch.setattr(exact, "SIZES", ((2, 1, 2),))
 

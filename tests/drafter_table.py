@@ -36,7 +36,7 @@ from specdec import (
 )
 from specdec.drafters.assistant import AssistantDrafter, AssistantHead
 from specdec.drafters.tree import Tree
-from specdec.samplers import Noise, Warp
+from specdec.samplers import LogitsFilter, Noise
 
 MODEL = build("llama")
 CPU = torch.device("cpu")
@@ -194,7 +194,7 @@ def fresh_state(drafter, rows, vocab_size=VOCAB):
     return drafter.init_state(rows, 60, vocab_size=vocab_size, device=CPU)
 
 
-def propose(drafter, loop, state, warp, *, count=None, context=None, rows=None):
+def propose(drafter, loop, state, logits_filter, *, count=None, context=None, rows=None):
     """The next draft of a loop, and its noise, which depends on rows and positions alone. Of no
     tokens it is what the loop makes of it: one is drafted and dropped.
     """
@@ -202,7 +202,7 @@ def propose(drafter, loop, state, warp, *, count=None, context=None, rows=None):
     count = drafter.num_draft_tokens if count is None else count
     starts = torch.tensor([len(row) - 1 for row in loop.rows])
     noise = Noise(rows).at(starts, max(count, 1) + 1)
-    told = drawing(drafter, Warp(len(rows), **warp), noise)
+    told = drawing(drafter, LogitsFilter(len(rows), **logits_filter), noise)
     told = replace(told, num_draft_tokens=max(count, 1))
     context = loop.context() if context is None else context
     with loop.narrowed(state):
@@ -236,13 +236,13 @@ def commit_some(loop, draft, count, integer, most):
         last, path = integer(0, min(valid, count)) - 1, []
         while last >= 0:
             path.insert(0, int(draft.tokens[row, last]))
-            last = int(draft.parents[row, last])
+            last = int(draft.window_parents[row, last]) - 1
         new.append([*path, integer(0, most)])
     new[integer(0, 2)] = []
     loop.commit(new)
 
 
-def drive(drafter, seed, *, vocab_size, chunk_size=4, num_steps=4, warp=None, **sizes):
+def drive(drafter, seed, *, vocab_size, chunk_size=4, num_steps=4, logits_filter=None, **sizes):
     """Yields (loop, draft, noise) of every proposal over random texts; what belongs to no row is
     NaN or an impossible id.
     """
@@ -251,7 +251,7 @@ def drive(drafter, seed, *, vocab_size, chunk_size=4, num_steps=4, warp=None, **
     loop, state = loop_of(drafter, prompts, seed, **sizes), fresh_state(drafter, 3, vocab_size)
     loop.prefill(drafter, state, chunk_size)
     for _ in range(num_steps):
-        draft, noise = propose(drafter, loop, state, warp or {})
+        draft, noise = propose(drafter, loop, state, logits_filter or {})
         yield loop, draft, noise
         commit_some(loop, draft, drafter.num_draft_tokens, integer, vocab_size - 1)
 

@@ -23,9 +23,11 @@ def perturbed(model: PreTrainedModel, *, seed: int = 9, scale: float = 0.1) -> P
     return other
 
 
-def drawing(drafter: Drafter, warp, noise, *, rule=draw_by_inversion, wants_probs=True) -> Drawing:
+def drawing(
+    drafter: Drafter, logits_filter, noise, *, rule=draw_by_inversion, wants_probs=True
+) -> Drawing:
     """What a step tells a drafter, all of its tokens being wanted."""
-    return Drawing(drafter.num_draft_tokens, warp, noise, rule, wants_probs)
+    return Drawing(drafter.num_draft_tokens, logits_filter, noise, rule, wants_probs)
 
 
 class NumberedRows(NoDrafter):

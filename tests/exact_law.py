@@ -1,4 +1,4 @@
-"""What tests of exact laws need on top of `specdec.certify`, which has the method."""
+"""What tests of exact laws need on top of `specdec.certificates`, which has the method."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,26 +7,28 @@ import torch
 from torch import Tensor
 from warpers import by_row, huggingface_law
 
-from specdec.certify.sampler.enumeration import Flips, find_flips, joint_law, mispredictions
-from specdec.certify.sampler.problems import Problems
-from specdec.certify.sampler.problems import random_problems as draw_problems
-from specdec.certify.sampler.races import find_races, wrong_winners
+from specdec.certificates.sampler.enumeration import Flips, find_flips, joint_law, mispredictions
+from specdec.certificates.sampler.problems import Problems
+from specdec.certificates.sampler.problems import random_problems as draw_problems
+from specdec.certificates.sampler.races import find_races, wrong_winners
 from specdec.samplers import draw_by_race
 from specdec.types import Verdict
 
 
 def random_problems(size: tuple[int, int, int], seed: int, kind: str = "soft") -> Problems:
-    """Toy problems of a size (V, K, W), without a warp; see `certify.sampler.problems`."""
+    """Toy problems of a size (V, K, W), without a filter; see `certificates.sampler.problems`."""
     return draw_problems(*size, torch.Generator().manual_seed(seed), kind=kind)
 
 
-def warped(problems: Problems, warps: list[dict]) -> Problems:
-    """The same problems with one warp each; the laws that they should have are HF's."""
+def filtered(problems: Problems, filters: list[dict]) -> Problems:
+    """The same problems with one filter each; the laws that they should have are HF's."""
     levels = [
-        [huggingface_law(x, options) for x, options in zip(level, warps, strict=True)]
+        [huggingface_law(x, options) for x, options in zip(level, filters, strict=True)]
         for level in problems.logits
     ]
-    return replace(problems, warp=by_row(warps), target=[torch.stack(level) for level in levels])
+    return replace(
+        problems, logits_filter=by_row(filters), target=[torch.stack(level) for level in levels]
+    )
 
 
 def emitted(flips: Flips, length: int) -> Tensor:

@@ -13,21 +13,21 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
+from step_faults import faults_of
 from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is there on Linux only")
 
 from specdec.kernels import (
     Cutoff,
+    FilterParams,
     Truncation,
     VerifyUniforms,
-    WarpParams,
     draw,
+    filtered_probs,
     find_cutoff,
-    find_faults,
     token_rule,
     verify,
-    warp_probs,
 )
 from specdec.kernels.race import triton as triton_race
 from specdec.kernels.race.reference import exponentials
@@ -61,7 +61,7 @@ class Case:
     draft_probs: Tensor
     num_valid: Tensor | None
     logits: Tensor
-    params: WarpParams
+    params: FilterParams
     accept: Tensor
     resample: Tensor
 
@@ -73,16 +73,19 @@ class Case:
     def uniforms(self) -> VerifyUniforms:
         return VerifyUniforms(self.accept, self.resample)
 
-    def by_kernel(self, rule: str, **options) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, num_accepted and faults, by the kernels."""
+    def by_kernel(self, rule: str, **options) -> tuple[Tensor, Tensor]:
+        """Tokens and num_accepted, by the kernels."""
         inputs = self.draft(rule), self.logits, self.params, self.uniforms
         return parts(triton_verify.verify(*inputs, by_block=rule == "block", **options))
 
-    def by_definition(self, rule: str) -> tuple[Tensor, Tensor, Tensor]:
+    def by_definition(self, rule: str) -> tuple[Tensor, Tensor]:
         draft, define = self.draft(rule), block_rule if rule == "block" else token_rule
-        probs = warp_probs(self.logits, self.params)
-        tokens, count = define(draft, probs, self.uniforms)
-        return tokens, count, find_faults(draft, self.logits.amax(-1), count)
+        probs = filtered_probs(self.logits, self.params)
+        return define(draft, probs, self.uniforms)
+
+    def faults(self, rule: str, found: tuple[Tensor, Tensor]) -> list[int]:
+        """What the loop finds wrong where tokens and num_accepted are these."""
+        return faults_of(self.draft(rule), self.logits, Verdict(*found, self.num_valid))
 
     def cuda(self) -> "Case":
         """The same case on a GPU; draws stay slices of a table."""
@@ -134,11 +137,11 @@ def graph_of(op):
     return graph, result
 
 
-def parts(verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
-    return verdict.tokens, verdict.num_accepted, verdict.faults
+def parts(verdict: Verdict) -> tuple[Tensor, Tensor]:
+    return verdict.tokens, verdict.num_accepted
 
 
-def by_library(case: Case, rule: str) -> tuple[Tensor, Tensor, Tensor]:
+def by_library(case: Case, rule: str) -> tuple[Tensor, Tensor]:
     """By the library's operations."""
     inputs = case.draft(rule), case.logits, case.params, case.uniforms
     return parts(verify(*inputs, by_block=rule == "block"))
@@ -151,9 +154,9 @@ def assert_equal(ours: tuple, theirs: tuple) -> None:
 
 def assert_near(case: Case, rule: str, ours: tuple) -> int:
     """The rows that differ from the definition lie beside a boundary; returns their number."""
-    tokens, count, faults = ours
+    tokens, count = ours
     theirs = case.by_definition(rule)
-    is_equal = (tokens == theirs[0]).all(1) & (faults == theirs[2])
+    is_equal = (tokens == theirs[0]).all(1)
     if bool(is_equal.all()):
         return 0
     is_near = is_equal.clone()
@@ -161,8 +164,7 @@ def assert_near(case: Case, rule: str, ours: tuple) -> int:
     for accept in (0.0, -MARGIN, MARGIN):
         low, high = (case.moved(accept, by).by_definition(rule) for by in (-MARGIN, MARGIN))
         ends = [t.gather(1, count[:, None])[:, 0] for t in (low[0], high[0])]
-        is_same = (low[1] == count) & (low[2] == faults)
-        is_near |= is_same & (ends[0] <= extra) & (extra <= ends[1])
+        is_near |= (low[1] == count) & (ends[0] <= extra) & (extra <= ends[1])
     index = torch.arange(tokens.shape[1], device=tokens.device)
     drafted = torch.nn.functional.pad(case.draft_tokens, (0, 1))
     is_prefix = (tokens == drafted) | (index >= count[:, None])
@@ -171,15 +173,15 @@ def assert_near(case: Case, rule: str, ours: tuple) -> int:
     return int((~is_equal).sum())
 
 
-def sample_by_kernel(logits: Tensor, params: WarpParams, uniforms: Tensor, **options) -> tuple:
+def sample_by_kernel(logits: Tensor, params: FilterParams, uniforms: Tensor, **options) -> tuple:
     """Tokens and probabilities; every one of the latter is written."""
     probs = torch.full(logits.shape, torch.nan, device=logits.device)
     return triton_sample.sample(logits, params, uniforms, probs, **options), probs
 
 
-def assert_sample_near(logits: Tensor, params: WarpParams, uniforms: Tensor, **options) -> None:
+def assert_sample_near(logits: Tensor, params: FilterParams, uniforms: Tensor, **options) -> None:
     tokens, probs = sample_by_kernel(logits, params, uniforms, **options)
-    expected = warp_probs(logits, params)
+    expected = filtered_probs(logits, params)
     assert probs.shape == logits.shape
     assert probs.dtype == torch.float32
     torch.testing.assert_close(probs, expected, rtol=1e-5, atol=1e-7)
@@ -197,11 +199,11 @@ def assert_sample_near(logits: Tensor, params: WarpParams, uniforms: Tensor, **o
 
 
 def assert_race_near(
-    logits: Tensor, params: WarpParams, key: Tensor, position: Tensor, stream: int, **options
+    logits: Tensor, params: FilterParams, key: Tensor, position: Tensor, stream: int, **options
 ) -> Tensor:
     """Returns the winners; one that is not the definition's is as fast, to float32."""
     tokens = triton_race.race(logits, params, key, position, stream, **options)
-    probs = warp_probs(logits, params)
+    probs = filtered_probs(logits, params)
     times = exponentials(key, position, stream, logits.shape[-1]) / probs
     times = times.masked_fill(probs <= 0, torch.inf)
     ours, best = times.gather(-1, tokens[..., None])[..., 0], times.amin(-1)
@@ -267,10 +269,10 @@ def exact_case(
     tokens = tokens.view(rows, width).long()
     is_greedy = random(rows, high=3) == 0 if is_mixed else None
     temperature = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)[random(rows, high=3)]
-    params = WarpParams(temperature if is_mixed else None, is_greedy)
+    params = FilterParams(temperature if is_mixed else None, is_greedy)
     p, q = (
         t.gather(2, tokens[..., None])[..., 0].double()
-        for t in (warp_probs(logits, params)[:, :width], probs)
+        for t in (filtered_probs(logits, params)[:, :width], probs)
     )
     ties = torch.where((random(rows, width, high=3) == 0) & (p < q), p / q, 2.0)
     accept, resample = random(rows, width, high=65) / 64.0, random(rows, high=65) / 64.0
@@ -318,31 +320,31 @@ def random_truncation(rows: int, seed: int) -> Truncation:
     return Truncation(top_k, top_p, min_p, int(top_k.max()))
 
 
-def random_params(logits: Tensor, seed: int) -> WarpParams:
+def random_params(logits: Tensor, seed: int) -> FilterParams:
     """Temperature, greedy rows and a cutoff."""
     generator = torch.Generator().manual_seed(seed)
     rows = logits.shape[0]
     temperature = torch.rand(rows, generator=generator).double() + 0.4
     cutoff = find_cutoff(logits, temperature, random_truncation(rows, seed))
-    return WarpParams(temperature, torch.rand(rows, generator=generator) < 0.3, cutoff)
+    return FilterParams(temperature, torch.rand(rows, generator=generator) < 0.3, cutoff)
 
 
-def at_index(params: WarpParams, index: int) -> WarpParams:
+def at_index(params: FilterParams, index: int) -> FilterParams:
     """The parameters of one index of a window."""
     return params._replace(cutoff=Cutoff(*(values[:, index] for values in params.cutoff)))
 
 
 def random_case(
-    rows: int, width: int, vocab: int, seed: int, *, dtype: torch.dtype, is_warped: bool
+    rows: int, width: int, vocab: int, seed: int, *, dtype: torch.dtype, is_filtered: bool
 ) -> Case:
     """Draft probabilities near the target's and tokens drawn from them; uniforms are slices of a
     table.
     """
     generator = torch.Generator().manual_seed(seed)
     logits = random_logits(rows, width + 1, vocab, seed=seed, dtype=dtype)
-    params = random_params(logits, seed) if is_warped else WarpParams()
+    params = random_params(logits, seed) if is_filtered else FilterParams()
     noise = torch.randn(rows, width, vocab, generator=generator).softmax(-1)
-    probs = 0.7 * warp_probs(logits, params)[:, :width] + 0.3 * noise
+    probs = 0.7 * filtered_probs(logits, params)[:, :width] + 0.3 * noise
     tokens = torch.empty(rows, width, dtype=torch.long)
     if width:
         tokens = probs.flatten(0, 1).multinomial(1, generator=generator).view(rows, width)

@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, TrainerCallback
 
 from specdec import CouplingSampler, zoo
 from specdec.integrations.trl import speculate
-from specdec.samplers import Noise, Warp
+from specdec.samplers import LogitsFilter, Noise
 from specdec.training import FollowTarget, TrainingTimeTest
 
 STEPS, GROUP, NEW_TOKENS = 4, 4, 16
@@ -64,12 +64,12 @@ class Races(LogitsProcessor):
     """
 
     def __init__(self, seeds, attention_mask):
-        self.noise, self.warp = Noise(seeds), Warp(len(seeds), temperature=1.0)
+        self.noise, self.logits_filter = Noise(seeds), LogitsFilter(len(seeds), temperature=1.0)
         self.padding = (1 - attention_mask).sum(dim=1)
 
     def __call__(self, input_ids, scores):
         numbers = self.noise.at(input_ids.shape[1] - 1 - self.padding, width=1)
-        winner = numbers.race(scores[:, None], self.warp, index=0)
+        winner = numbers.race(scores[:, None], self.logits_filter, index=0)
         return torch.full_like(scores, -torch.inf).scatter(1, winner, 0.0)
 
 

@@ -37,7 +37,7 @@ class LayerDrafter(TargetReader):
         super().__init__(target.part(layers), num_draft_tokens, **kind)
 
     def propose(self, context, state, drawing) -> Draft:
-        tokens, drafting = anchors(context), self.proposal.begin(drawing)
+        tokens, drafting = roots(context), self.proposal.begin(drawing)
         for i in range(drawing.num_draft_tokens):
             logits, _ = context.target.forward(self._target, tokens, offset=i)
             tokens = drafting.draw(logits)
@@ -62,7 +62,7 @@ class QueryDrafter(TargetReader):
         text, last = context.target, self._target.num_layers - 1
         keys, values = text.keys_values(last)
         options = AttentionOptions(sliding_window=text.window_of(last))
-        tokens, drafting = anchors(context), self.proposal.begin(drawing)
+        tokens, drafting = roots(context), self.proposal.begin(drawing)
         index = (context.num_new - 1).clamp(min=0)[:, None, None]
         hidden = context.features.take_along_dim(index, dim=1)  # [B, 1, H]
         for _ in range(drawing.num_draft_tokens):
@@ -75,6 +75,6 @@ class QueryDrafter(TargetReader):
         return drafting.end(torch.where(text.lengths > 0, drawing.num_draft_tokens, 0))
 
 
-def anchors(context) -> Tensor:
+def roots(context) -> Tensor:
     """`[B, 1]`, the last committed token of each row, which the target has not read yet."""
     return context.tokens.gather(1, context.num_new.clamp(min=0)[:, None])

@@ -121,16 +121,17 @@ def write_files(page: str, folder: Path) -> None:
     (folder / "docs").mkdir()
     (folder / "docs/which.toml").write_text(study)
     snippets = blocks(page)
-    if page == "docs/parallel.md":
+    if page == "docs/gpu.md":
         (whole,) = (block for block in snippets if block.startswith("# parallel.py"))
         whole = whole.replace("TARGET", repr(f"{zoo.WEIGHTS_DIR}/target"))
         whole = whole.replace("HEAD", repr(f"{zoo.WEIGHTS_DIR}/eagle3"))
         (folder / "parallel.py").write_text(whole.replace("max_new_tokens=128", "max_new_tokens=4"))
-    elif page in ("docs/own-drafter.md", "docs/own-sampler.md"):
-        (made, *_) = blocks(page, "text")
-        own = snippets[0].split("print(")[0] + made * made.startswith("def ")
-        (folder / "mine.py").write_text(own.replace("lenience: float = 1.5", "lenience: float = 1"))
-    if page == "docs/own-drafter.md":
+    elif page == "docs/own-drafter.md":
+        (made,) = (text for text in blocks(page, "text") if text.startswith("def "))
+        (folder / "mine.py").write_text(snippets[0].split("print(")[0] + made)
+        (rule,) = (block for block in snippets if "class LenientSampler" in block)
+        rule = rule.split("print(")[0].replace("lenience: float = 1.5", "lenience: float = 1")
+        (folder / "rule.py").write_text(rule)
         (whole,) = (block for block in snippets if "ACME = Layout(" in block)
         record, names = whole.split("target = ")[0], {}
         (folder / "acme.py").write_text(record)

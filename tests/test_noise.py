@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from specdec import BlockSampler, ModelDrafter, Proposal, RejectionSampler, SpeculativeGenerator
 from specdec.graphs.tree import copy_into, keep_rows
-from specdec.samplers import Drawing, Noise, ScriptedNoise, Stream, Warp, draw_by_inversion, philox
+from specdec.samplers import (
+    Drawing,
+    LogitsFilter,
+    Noise,
+    ScriptedNoise,
+    Stream,
+    draw_by_inversion,
+    philox,
+)
 
 WORD = 2**32
 words = st.integers(0, WORD - 1)
@@ -39,11 +47,11 @@ def decided(uniforms, sampler):
     """What drafter and sampler make of scripted numbers `[B, streams, 4]`."""
     rows, table = len(uniforms), torch.Generator().manual_seed(0)
     logits = torch.randn(2, rows, 4, 7, generator=table)
-    noise, warp = ScriptedNoise(uniforms), Warp(rows)
-    drafting = Proposal().begin(Drawing(3, warp, noise, draw_by_inversion))
+    noise, logits_filter = ScriptedNoise(uniforms), LogitsFilter(rows)
+    drafting = Proposal().begin(Drawing(3, logits_filter, noise, draw_by_inversion))
     drafting.draw(logits[0, :, :3])
     draft = drafting.end()
-    verdict = sampler(draft, logits[1], warp, noise)
+    verdict = sampler(draft, logits[1], logits_filter, noise)
     return [*draft.tokens.flatten().tolist(), *verdict.tokens.flatten().tolist()]
 
 

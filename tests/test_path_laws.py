@@ -17,12 +17,22 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from specdec import CouplingSampler, Draft, SpeculativeGenerator, Tree, certify
-from specdec.certify.sampler.enumeration import find_flips, joint_law
-from specdec.certify.sampler.optimum import most_accepted
-from specdec.certify.sampler.paths import Paths
-from specdec.certify.sampler.problems import WARPS, Problems, random_problems
+from specdec.certificates.sampler.enumeration import find_flips, joint_law
+from specdec.certificates.sampler.optimum import most_accepted
+from specdec.certificates.sampler.paths import Paths
+from specdec.certificates.sampler.problems import FILTERS, Problems, random_problems
+from specdec.drafters import Paths as DraftPaths
+from specdec.drafters.base import shape_of
+from specdec.kernels import PathDraft
 from specdec.kernels.verify import paths as kernel
-from specdec.samplers import BlockSampler, GBVSampler, Noise, RejectionSampler, SpecTrSampler, Warp
+from specdec.samplers import (
+    BlockSampler,
+    GBVSampler,
+    LogitsFilter,
+    Noise,
+    RejectionSampler,
+    SpecTrSampler,
+)
 
 seeds = st.integers(0, 2**32 - 1)
 RULES = [GBVSampler(), SpecTrSampler()]
@@ -30,12 +40,12 @@ each_rule = pytest.mark.parametrize("sampler", RULES, ids=lambda rule: type(rule
 SIZES = [(3, 1, 1), (3, 2, 1), (3, 3, 1), (3, 2, 2), (2, 2, 3), (2, 3, 2), (5, 2, 1)]  # V, P, D
 
 
-def path_problems(seed, size, kind="soft", count=4, warps=({},)):
+def path_problems(seed, size, kind="soft", count=4, filters=({},)):
     vocab, paths, depth = size
     parents = tuple(max(node - paths, -1) for node in range(paths * depth))
     generator = torch.Generator().manual_seed(seed)
     problems = random_problems(
-        vocab, depth, count, generator, kind=kind, warps=warps, parents=parents
+        vocab, depth, count, generator, kind=kind, filters=filters, parents=parents
     )
     problems.has_replacement = "point" not in kind
     return problems
@@ -55,8 +65,8 @@ def uniform(vocab, paths, depth=1):
 @each_rule
 @settings(max_examples=12)
 @given(seeds, st.sampled_from(SIZES), st.sampled_from(["soft", "mixed"]), st.booleans())
-def test_paths_leave_the_targets_law(sampler, seed, size, kind, is_warped):
-    problems = path_problems(seed, size, kind, warps=WARPS if is_warped else ({},))
+def test_paths_leave_the_targets_law(sampler, seed, size, kind, is_filtered):
+    problems = path_problems(seed, size, kind, filters=FILTERS if is_filtered else ({},))
     assert_lossless(sampler, problems, seed % 1000)
     assert bool(
         (find_flips(sampler, problems).mean_accepted < most_accepted(Paths(problems)) + 1e-6).all()
@@ -130,7 +140,8 @@ def test_a_planted_mistake_is_found(monkeypatch, fault):
 def test_paths_drawn_without_replacement_are_no_independent_ones(sampler):
     class Believed(type(sampler)):
         def accept(self, draft, *others):
-            return super().accept(replace(draft, num_paths=2), *others)
+            given = draft.tokens, draft.probs, draft.num_valid, draft.parents, draft.depth
+            return super().accept(PathDraft(*given, num_paths=2), *others)
 
     problems = path_problems(5, (3, 2, 1), count=8)
     assert law_error(Believed(), problems, problems.target) < 1e-12
@@ -247,18 +258,20 @@ def test_of_a_chain_no_rule_accepts_more_than_the_block_rule(seed, kind):
 
 @settings(max_examples=12)
 @given(seeds, st.sampled_from(SIZES), st.sampled_from(["soft", "mixed"]), st.booleans())
-def test_of_the_chosen_path_no_rule_accepts_more_than_gbv(seed, size, kind, is_warped):
+def test_of_the_chosen_path_no_rule_accepts_more_than_gbv(seed, size, kind, is_filtered):
     """A rule that sees the best path alone sees a chain, drawn from the law of the best path."""
     vocab, num_paths, depth = size
-    problems = path_problems(seed, size, kind, count=6, warps=WARPS if is_warped else ({},))
+    problems = path_problems(seed, size, kind, count=6, filters=FILTERS if is_filtered else ({},))
     found = find_flips(GBVSampler(), problems).mean_accepted
     for problem in range(len(problems)):
         valid = problems.num_valid[problem] if problems.num_valid else num_paths * depth
         count = max(1, min(valid, num_paths))  # paths, which are cut where the shortest one ends
         length = valid // count
-        warp = Warp(1, **{name: values[problem] for name, values in problems.warp.items()})
+        logits_filter = LogitsFilter(
+            1, **{name: values[problem] for name, values in problems.logits_filter.items()}
+        )
         # As the rule computes it, so that rounding breaks ties in the same way.
-        target = [warp(level[problem][None])[0] for level in problems.logits[: length + 1]]
+        target = [logits_filter(level[problem][None])[0] for level in problems.logits[: length + 1]]
         law = law_of_best(target, [level[problem] for level in problems.draft[:length]], count)
         # I(uy) <= law(uy), and I(uy) <= I(u) p(y | u): see `optimum`.
         reach, expected = torch.ones(1, dtype=torch.float64), 0.0
@@ -280,10 +293,10 @@ def test_where_nothing_is_drafted_nothing_is_accepted():
 
 def test_a_rule_that_accepts_too_little_is_seen():
     class Reluctant(BlockSampler):
-        def accept(self, draft, logits, warp, noise):
+        def accept(self, draft, logits, logits_filter, noise):
             probs = None if draft.probs is None else draft.probs[:, :0]
             none = Draft(draft.tokens[:, :0], probs)
-            verdict = super().accept(none, logits[:, :1], warp, noise)
+            verdict = super().accept(none, logits[:, :1], logits_filter, noise)
             tokens = torch.nn.functional.pad(verdict.tokens, (0, draft.tokens.shape[1]), value=-1)
             return replace(verdict, tokens=tokens)
 
@@ -325,7 +338,7 @@ def drafts_of(rule, rows, **options):
             drafts.append(draft)
             return super().accept(draft, *others)
 
-    generator = SpeculativeGenerator(MODEL, make("model", tree=Tree.paths(3, 2)), Kept())
+    generator = SpeculativeGenerator(MODEL, make("model", tree=DraftPaths(3, 2)), Kept())
     options |= {"max_new_tokens": 10, "do_sample": True, "seed": list(range(rows))}
     result = generator.generate(torch.tensor([[5, 3]] * rows), eos_token_id=None, **options)
     assert result.new_tokens.shape == (rows, 10)
@@ -350,20 +363,17 @@ def test_fewer_draft_tokens_are_fewer_or_shorter_paths(sampler, width):
 
 
 def test_shapes_of_paths():
-    assert Tree.of("4x5 paths") == Tree.paths(4, 5)
-    assert Tree.paths(2, 3).shape == (-1, -1, 0, 1, 2, 3)
+    assert shape_of("4x5 paths") == DraftPaths(4, 5)
+    assert DraftPaths(2, 3).shape == (-1, -1, 0, 1, 2, 3)
     assert make("model", tree="2x3 paths").num_draft_tokens == 6
-    assert Tree.paths(12, 1).nodes == 12
-    with refused("4 paths of 5 tokens have 20 nodes"):
-        Tree(nodes=21, depth=5, num_paths=4)
-    with refused("no other parents, got nodes=2 and parents=(-1, -1)"):
-        Tree(nodes=2, depth=1, num_paths=2, parents=(-1, -1))
+    assert DraftPaths(12, 1).nodes == 12
     with refused("num_paths must be an integer >= 1"):
-        Tree.paths(0, 3)
-    with refused("is no shape"):
-        Tree.of("4x5paths")
+        DraftPaths(0, 3)
+    for text in ("4x5paths", "4 paths", "4x paths"):
+        with refused("is no shape"):
+            shape_of(text)
     with refused("draft.num_paths must be an integer"):
-        Draft(torch.zeros(1, 2).long(), parents=torch.tensor([[-1, -1]]), depth=1, num_paths=3)
+        PathDraft(torch.zeros(1, 2).long(), parents=torch.tensor([[-1, -1]]), depth=1, num_paths=3)
 
 
 @each_rule
@@ -372,7 +382,7 @@ def test_other_trees_are_refused(sampler):
     draft = replace(draft, parents=torch.tensor([[-1, -1]]), depth=1)
     noise = Noise([0]).at(torch.tensor([3]), 3)
     with refused(f"{type(sampler).__name__} verifies paths that were drawn independently"):
-        sampler(draft, torch.zeros(1, 3, 3), Warp(1), noise)
+        sampler(draft, torch.zeros(1, 3, 3), LogitsFilter(1), noise)
     with refused("verifies independent paths; pass paths="):
         certify(sampler, trees=((-1, -1),))
 
@@ -398,16 +408,16 @@ def test_paths_are_compared_by_the_tokens_in_which_they_differ_and_not_by_roundi
     target[:, 3:5] = torch.tensor([0.6, 0.125, 0.125, 0.15])
     target[:, [1 + favoured, 3 + favoured]] *= 1 + 1e-6
     parents = torch.tensor([[-1, -1, 0, 1, 2, 3]])
-    draft = Draft(tokens, probs, parents=parents, depth=3, num_paths=2)
+    draft = PathDraft(tokens, probs, parents=parents, depth=3, num_paths=2)
     uniforms = kernel.VerifyUniforms(torch.full((1, 6), 1e-3), torch.full((1,), 0.5))
-    verdict = kernel.verify_greedy_path(draft, target, torch.zeros(1, 7), uniforms)
+    verdict = kernel.verify_greedy_path(draft, target, uniforms)
     assert verdict.path.tolist() == [[0, 1 + better, 3 + better, 5 + better]]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 def test_a_tree_that_is_no_set_of_paths_is_refused_when_it_is_joined(rule):
     for tree in (Tree(6, 3), Tree(4, 2, parents=(-1, -1, 0, 1))):
-        with pytest.raises(ValueError, match=r"needs_paths is True.*samples a tree of"):
+        with pytest.raises(ValueError, match=r"drawn independently.*samples a tree of"):
             SpeculativeGenerator(MODEL, make("model", tree=tree), rule)
     for drafter in (
         make("model", tree="2x3 paths"),
@@ -416,10 +426,3 @@ def test_a_tree_that_is_no_set_of_paths_is_refused_when_it_is_joined(rule):
         make("model"),
     ):
         SpeculativeGenerator(MODEL, drafter, rule)
-
-
-def test_what_a_rule_says_of_paths_is_true_or_false():
-    rule = GBVSampler()
-    rule.needs_paths = "yes"
-    with pytest.raises(TypeError, match=r"GBVSampler.needs_paths must be True or False"):
-        SpeculativeGenerator(MODEL, make("model", tree="2x3 paths"), rule)

@@ -24,8 +24,8 @@ from specdec import (
     certify,
     zoo,
 )
-from specdec.certify import ForeignSampler, huggingface_rule
-from specdec.evaluation import compare, evaluate, every_anchor, replay
+from specdec.certificates import ForeignSampler, huggingface_rule
+from specdec.evaluation import compare, evaluate, every_position, replay
 from specdec.training import MaskRollouts, TrainingTimeTest, eagle, mask_token
 
 PROMPTS = torch.randint(5, 61, (3, 9), generator=torch.Generator().manual_seed(1))
@@ -142,8 +142,8 @@ class Everything:
         yield [run.stats.to_dict() for run in study.runs]
         ids = torch.tensor(self.prompts[:1], device="cpu")
         trace = generator.generate(ids, max_new_tokens=6, trace=True).trace
-        anchors = every_anchor(generator, trace)
-        yield replay(anchors, num_draft_tokens=2, sampler=BlockSampler()).totals.tolist()
+        roots = every_position(generator, trace)
+        yield replay(roots, num_draft_tokens=2, sampler=BlockSampler()).totals.tolist()
         few = {"num_samples": 3, "num_tokens": 6, "audit_tokens": 4}
         yield certify(generator, self.prompts[:2], **few).passed
 

@@ -10,20 +10,20 @@ from exact_law import law_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.certify.sampler.paths import Paths
-from specdec.certify.sampler.problems import Problems, random_weights
+from specdec.certificates.sampler.paths import Paths
+from specdec.certificates.sampler.problems import Problems, random_weights
 from specdec.kernels import VerifyUniforms, draw, token_rule
 from specdec.kernels.verify.reference import point_rule
 from specdec.samplers import (
     BlockSampler,
     CouplingSampler,
     EnsembleSampler,
+    LogitsFilter,
     Noise,
     RejectionSampler,
     ScriptedNoise,
     Stream,
     TypicalSampler,
-    Warp,
 )
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
@@ -58,10 +58,10 @@ def test_no_token_of_probability_zero_is_emitted_at_the_ends_of_the_uniforms(
     assert smallest_probability_emitted(RejectionSampler(), problems, accept, resample) > 0
 
 
-def accepts_ties(draft, logits, warp, noise):
+def accepts_ties(draft, logits, logits_filter, noise):
     """Like the rule, but `u * q <= p`, as in `u <= p / q`."""
     q = draft.probs.gather(2, draft.tokens[..., None])[..., 0]
-    p = warp(logits)[:, :-1].gather(2, draft.tokens[..., None])[..., 0]
+    p = logits_filter(logits)[:, :-1].gather(2, draft.tokens[..., None])[..., 0]
     is_accepted = noise.uniform(Stream.ACCEPT)[:, :-1] * q <= p
     num_accepted = is_accepted.long().cumprod(-1).sum(-1)
     steps = torch.arange(draft.tokens.shape[1] + 1)
@@ -91,11 +91,13 @@ def test_a_token_is_accepted_strictly_below_its_ratio():
 def test_a_draft_from_the_targets_own_distribution_is_always_accepted(vocab, width, seed):
     generator = torch.Generator().manual_seed(seed)
     logits = random_weights((3, width + 1, vocab), generator).log().float()
-    warp = Warp(3)
-    probs = warp(logits)[:, :width]
+    logits_filter = LogitsFilter(3)
+    probs = logits_filter(logits)[:, :width]
     tokens = probs.argmax(-1)
     uniforms = torch.full((3, len(Stream), width + 1), LARGEST_UNIFORM, dtype=torch.float64)
-    verdict = RejectionSampler()(Draft(tokens, probs), logits, warp, ScriptedNoise(uniforms))
+    verdict = RejectionSampler()(
+        Draft(tokens, probs), logits, logits_filter, ScriptedNoise(uniforms)
+    )
     assert verdict.num_accepted.tolist() == [width] * 3
     assert bool(verdict.is_bonus.all())
 
@@ -122,9 +124,9 @@ def test_draft_probs_that_are_not_finite_leave_the_law_of_the_target(vocab, widt
     problems = uniform_drafts(vocab, width, seed)
     broken = torch.arange(width) % 2 == seed % 2
 
-    def sampler(draft, logits, warp, noise):
+    def sampler(draft, logits, logits_filter, noise):
         probs = draft.probs.masked_fill(broken[:, None], value)
-        return RejectionSampler()(Draft(draft.tokens, probs), logits, warp, noise)
+        return RejectionSampler()(Draft(draft.tokens, probs), logits, logits_filter, noise)
 
     assert law_error(sampler, problems, problems.target) < 1e-12
 
@@ -150,11 +152,13 @@ def test_a_greedy_batch_is_decided_as_its_rows_are_beside_one_that_samples(
     probs = probs / probs.sum(-1, keepdim=True) if is_soft else None
     num_valid = torch.randint(0, width + 1, (4,), generator=generator) if is_ragged else None
     noise = sampler.noise_type([seed] * 4).at(torch.arange(4), width + 1)
-    draft, greedy = Draft(tokens, probs, num_valid), Warp(4, temperature=0)
-    mixed = Warp(4, temperature=[0.0, 0.0, 0.0, 1.0])
+    draft, greedy = Draft(tokens, probs, num_valid), LogitsFilter(4, temperature=0)
+    mixed = LogitsFilter(4, temperature=[0.0, 0.0, 0.0, 1.0])
     assert greedy.is_greedy
     assert not mixed.is_greedy
-    alone, beside = (sampler(draft, logits, warp, noise) for warp in (greedy, mixed))
+    alone, beside = (
+        sampler(draft, logits, logits_filter, noise) for logits_filter in (greedy, mixed)
+    )
     assert torch.equal(alone.tokens[:3], beside.tokens[:3])
     assert torch.equal(alone.num_accepted[:3], beside.num_accepted[:3])
 
@@ -166,14 +170,14 @@ def test_a_draft_that_does_not_fit_the_logits_is_refused(probs, shape):
     noise = ScriptedNoise(torch.zeros(2, len(Stream), 4, dtype=torch.float64))
     draft = Draft(torch.zeros(2, 3, dtype=torch.long), probs)
     with pytest.raises(ValueError, match=r"target logits|vocabulary 6"):
-        RejectionSampler()(draft, torch.zeros(shape), Warp(2), noise)
+        RejectionSampler()(draft, torch.zeros(shape), LogitsFilter(2), noise)
 
 
 def test_noise_with_too_few_draws_is_refused():
     noise = Noise([0]).at(torch.tensor([3]), width=1)
     draft = Draft(torch.zeros(1, 3, dtype=torch.long))
     with pytest.raises(ValueError, match="1 draws per stream for 3 draft tokens"):
-        RejectionSampler()(draft, torch.zeros(1, 4, 5), Warp(1), noise)
+        RejectionSampler()(draft, torch.zeros(1, 4, 5), LogitsFilter(1), noise)
 
 
 @given(

@@ -1,8 +1,8 @@
 """Law 1 for all samplers: lossless ones have the target's law, lossy ones are off by what they say.
 
 One round over context-dependent integer-weight tables, completed to K + 1 tokens by the target, has
-the target's joint law to 1e-12 in float64; `specdec.certify` has the method. What the law should be
-comes from HF's own warpers and processors here, not from the package.
+the target's joint law to 1e-12 in float64; `specdec.certificates` has the method. What the law
+should be comes from HF's own warpers and processors here, not from the package.
 """
 
 from dataclasses import replace
@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from exact_law import assert_lossless, emitted, random_problems, warped
+from exact_law import assert_lossless, emitted, filtered, random_problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
@@ -20,18 +20,18 @@ from transformers import (
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
 )
-from warpers import warps
+from warpers import filters
 
-from specdec.certify.sampler.enumeration import find_flips, joint_law
-from specdec.certify.sampler.problems import WARPS, Problems, warped_law
+from specdec.certificates.sampler.enumeration import find_flips, joint_law
+from specdec.certificates.sampler.problems import FILTERS, Problems, filtered_law
 from specdec.loop.processors import process_window
 from specdec.samplers import (
     BlockSampler,
     CouplingSampler,
     EnsembleSampler,
+    LogitsFilter,
     RejectionSampler,
     TypicalSampler,
-    Warp,
     draw_by_race,
 )
 from specdec.types import PAD_TOKEN, Draft
@@ -39,7 +39,7 @@ from specdec.types import PAD_TOKEN, Draft
 LOSSLESS = [RejectionSampler(), BlockSampler(), CouplingSampler()]
 KINDS = ["soft", "point-mass", "mixed"]
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-FILTERS = {
+TRUNCATIONS = {
     "none": {},
     "top-k": {"top_k": 2},
     "top-p": {"top_p": 0.77},
@@ -54,7 +54,7 @@ lossless = pytest.mark.parametrize("sampler", LOSSLESS, ids=lambda s: type(s).__
 
 
 ONE_BY_ONE = [
-    *((name, "mixed", 2, 4) for name in FILTERS),
+    *((name, "mixed", 2, 4) for name in TRUNCATIONS),
     *(("all, cold", kind, 2, 3) for kind in ("soft", "point-mass")),
     *(("none", "mixed", *size) for size in ((1, 5), (3, 3))),
 ]
@@ -65,7 +65,7 @@ ONE_BY_ONE = [
 def test_a_round_has_the_law_of_the_target_behind_each_filter(sampler, kind, name, width, vocab):
     problems = random_problems((vocab, width, 6), seed=width, kind=kind)
     if name != "none":
-        problems = warped(problems, [NEUTRAL | FILTERS[name]] * 6)
+        problems = filtered(problems, [NEUTRAL | TRUNCATIONS[name]] * 6)
     assert_lossless(sampler, problems, seed=0)
 
 
@@ -77,17 +77,17 @@ def test_a_round_has_the_law_of_the_target_for_tables_of_any_size(sampler, size,
 
 
 @lossless
-@given(sizes, kinds, st.lists(warps, min_size=2, max_size=2), seeds)
+@given(sizes, kinds, st.lists(filters, min_size=2, max_size=2), seeds)
 @settings(max_examples=8)
-def test_truncated_and_greedy_rows_mix_in_a_batch(sampler, size, kind, warps, seed):
-    assert_lossless(sampler, warped(random_problems((*size[:2], 2), seed, kind), warps), seed)
+def test_truncated_and_greedy_rows_mix_in_a_batch(sampler, size, kind, filters, seed):
+    assert_lossless(sampler, filtered(random_problems((*size[:2], 2), seed, kind), filters), seed)
 
 
-@given(st.lists(st.integers(0, 4), min_size=2, max_size=5).filter(any), st.sampled_from(WARPS))
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=5).filter(any), st.sampled_from(FILTERS))
 def test_the_laws_of_the_packages_own_problems_are_those_of_huggingface(weights, options):
     table = torch.tensor([weights], dtype=torch.float64)
-    problems = warped(Problems([table[None].log()], []), [NEUTRAL | options])
-    expected = warped_law(table[0], options)
+    problems = filtered(Problems([table[None].log()], []), [NEUTRAL | options])
+    expected = filtered_law(table[0], options)
     torch.testing.assert_close(problems.target[0][0, 0], expected, rtol=0, atol=1e-12)
 
 
@@ -117,14 +117,14 @@ def test_logits_processors_that_read_the_text_belong_to_the_target(sampler, kind
         target.append(processors(ids, level.flatten(0, 1)).softmax(-1).view(level.shape))
     processed = {}
 
-    def with_processors(draft, logits, warp, noise):
+    def with_processors(draft, logits, logits_filter, noise):
         """As the loop does it; the same batch comes again and again."""
         key = draft.tokens.data_ptr()
         if key not in processed:
             prefixes = [PROMPT] * len(logits)
             window = process_window(processors, logits, prefixes, draft, pad=0)
             processed[key] = draft, window
-        return sampler(draft, processed[key][1], warp, noise)
+        return sampler(draft, processed[key][1], logits_filter, noise)
 
     is_race = sampler.draw_draft is draw_by_race
     assert_lossless(with_processors, replace(problems, target=target), 0, is_race=is_race)
@@ -271,23 +271,22 @@ def test_a_short_row_is_decided_as_a_draft_of_so_many_tokens(sampler, is_told, w
     start = torch.arange(rows)
     noise = sampler.noise_type(list(range(seed, seed + rows)))
     verdict = sampler(
-        Draft(tokens, laws, num_valid), logits, Warp(rows), noise.at(start, width + 1)
+        Draft(tokens, laws, num_valid), logits, LogitsFilter(rows), noise.at(start, width + 1)
     )
     for b, n in enumerate(num_valid.tolist()):
         row = slice(b, b + 1)
         draft = Draft(tokens[row, :n], laws[row, :n] if is_told and n else None)
         noise = sampler.noise_type([seed + b]).at(start[row], n + 1)
-        alone = sampler(draft, logits[row, : n + 1], Warp(1), noise)
+        alone = sampler(draft, logits[row, : n + 1], LogitsFilter(1), noise)
         assert verdict.num_accepted[b] == alone.num_accepted
         assert verdict.tokens[b, : n + 1].tolist() == alone.tokens[0].tolist()
         assert verdict.tokens[b, n + 1 :].eq(PAD_TOKEN).all()
-        assert verdict.faults[b] == 0
 
 
 def stopped(sampler, stop):
     """The sampler, of drafts that end before the first token at which `stop` is true."""
 
-    def decide(draft, logits, warp, noise):
+    def decide(draft, logits, logits_filter, noise):
         width = draft.tokens.shape[1]
         ends = torch.stack([stop(draft, i) for i in range(width)], dim=1)
         num_valid = (~ends).long().cumprod(dim=1).sum(dim=1)
@@ -296,7 +295,7 @@ def stopped(sampler, stop):
         if probs is not None:
             probs = probs.masked_fill(is_beyond[..., None], torch.nan)
         tokens = draft.tokens.masked_fill(is_beyond, PAD_TOKEN)
-        return sampler(Draft(tokens, probs, num_valid), logits, warp, noise)
+        return sampler(Draft(tokens, probs, num_valid), logits, logits_filter, noise)
 
     decide.draw_draft = sampler.draw_draft
     return decide

@@ -18,13 +18,13 @@ from specdec import (
     RejectionSampler,
     TypicalSampler,
 )
-from specdec.certify.sampler.enumeration import find_flips
-from specdec.certify.sampler.problems import WARPS, Problems, random_problems
+from specdec.certificates.sampler.enumeration import find_flips
+from specdec.certificates.sampler.problems import FILTERS, Problems, random_problems
 from specdec.graphs.tree import map_tensors
 from specdec.kernels import verify_tree
 from specdec.loop.step import check_verdict
 from specdec.results import RowStep
-from specdec.samplers import Noise, Warp
+from specdec.samplers import LogitsFilter, Noise
 from specdec.samplers.base import rule_uniforms
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
@@ -50,11 +50,11 @@ def depth_of(parents):
     return max(depths)
 
 
-def random_trees(seed, kind, *, vocab=3, has_replacement=False, warps=({},)):
+def random_trees(seed, kind, *, vocab=3, has_replacement=False, filters=({},)):
     generator = torch.Generator().manual_seed(seed)
     parents = random_parents(1 + seed % 4, vocab, generator)
     problems = random_problems(
-        vocab, depth_of(parents), 4, generator, kind=kind, warps=warps, parents=parents
+        vocab, depth_of(parents), 4, generator, kind=kind, filters=filters, parents=parents
     )
     problems.has_replacement = has_replacement
     return problems
@@ -66,10 +66,10 @@ def random_trees(seed, kind, *, vocab=3, has_replacement=False, warps=({},)):
 @pytest.mark.parametrize("sampler", RULES, ids=lambda rule: type(rule).__name__)
 @settings(max_examples=9)
 @given(seeds, st.sampled_from(KINDS), st.booleans(), st.booleans())
-def test_every_tree_leaves_the_targets_law(sampler, seed, kind, has_replacement, is_warped):
+def test_every_tree_leaves_the_targets_law(sampler, seed, kind, has_replacement, is_filtered):
     has_replacement = has_replacement and "point" not in kind
-    warps = WARPS if is_warped else ({},)
-    problems = random_trees(seed, kind, has_replacement=has_replacement, warps=warps)
+    filters = FILTERS if is_filtered else ({},)
+    problems = random_trees(seed, kind, has_replacement=has_replacement, filters=filters)
     assert_lossless(sampler, problems, seed % 1000)
 
 
@@ -89,10 +89,10 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("by_block", [True, False])
 def test_a_planted_mistake_is_found(fault, by_block):
-    def biased(draft, logits, warp, noise):
-        wrong, probs = FAULTS[fault](draft, warp(logits))
+    def biased(draft, logits, logits_filter, noise):
+        wrong, probs = FAULTS[fault](draft, logits_filter(logits))
         uniforms = rule_uniforms(draft, noise)
-        return verify_tree(wrong, probs, logits.amax(-1), uniforms, by_block=by_block)
+        return verify_tree(wrong, probs, uniforms, by_block=by_block)
 
     generator = torch.Generator().manual_seed(3)
     problems = random_problems(3, 2, 8, generator, parents=(-1, -1, 1))
@@ -130,12 +130,12 @@ def test_of_point_masses_as_much_is_accepted_as_any_lossless_rule_can(sampler, s
 
 def test_two_ids_by_hand():
     """p = (1/3, 2/3) and q = (2/3, 1/3) everywhere, as in the example of the block rule; a child,
-    its child, and a second child of the anchor, which is the other id.
+    its child, and a second child of the root, which is the other id.
 
     Token by token: the first child is 0 with 2/3, and accepted with 1/2. After it, or after 1, the
-    next is accepted with 2/3; the second child of the anchor always is. 2/3 (1/2 * 5/3 + 1/2) + 1/3
+    next is accepted with 2/3; the second child of the root always is. 2/3 (1/2 * 5/3 + 1/2) + 1/3
     * 5/3 = 13/9. By paths: after 0, which carries P = 1/2, its child is accepted with 2/3 * 1/4 +
-    1/3 = 1/2, two tokens, and else nothing is left of it: then the second child of the anchor is.
+    1/3 = 1/2, two tokens, and else nothing is left of it: then the second child of the root is.
     After 1 (P = 1): 5/3. 2/3 * 3/2 + 1/3 * 5/3 = 14/9.
     """
     p = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
@@ -169,40 +169,45 @@ def test_a_chain_is_a_tree_whose_nodes_have_one_child(sampler, seed, width, is_t
     draft = Draft(tokens, probs if is_told else None, valid)
     parents = (torch.arange(width) - 1).expand(rows, -1)
     tree = replace(draft, parents=parents, depth=width)
-    warp, start = Warp(rows, temperature=[0.0, 0.8] * (rows // 2)), torch.arange(rows)
+    logits_filter, start = (
+        LogitsFilter(rows, temperature=[0.0, 0.8] * (rows // 2)),
+        torch.arange(rows),
+    )
     noise = Noise([seed % 1000 + row for row in range(rows)]).at(start, width + 1)
-    one, other = sampler(draft, logits, warp, noise), sampler(tree, logits, warp, noise)
+    one, other = (
+        sampler(draft, logits, logits_filter, noise),
+        sampler(tree, logits, logits_filter, noise),
+    )
     assert one.tokens.equal(other.tokens)
     assert one.num_accepted.equal(other.num_accepted)
     accepted = torch.arange(width + 1) <= other.num_accepted[:, None]
     assert other.path[accepted].equal(torch.arange(width + 1).expand(rows, -1)[accepted])
     assert (draft.is_chain, tree.is_chain) == (True, False)
-    assert one.path[accepted].equal(other.path[accepted])
-    assert one.faults is None or one.faults.equal(other.faults)
+    assert one.rows[accepted].equal(other.rows[accepted])
 
 
 def test_a_shape_that_was_left_out_is_that_of_a_chain_whatever_is_replaced_beside_it():
     chain, seen = Draft(torch.tensor([[5, 6, 7]])), []
-    assert chain.parents.tolist() == [[-1, 0, 1]]
     assert chain.window_parents.tolist() == [[0, 1, 2]]
     assert (chain.depth, chain.depths.tolist()) == (3, [[0, 1, 2, 3]])
     shorter = replace(chain, tokens=chain.tokens[:, :2])
-    assert (shorter.is_chain, shorter.depth, shorter.parents.tolist()) == (True, 2, [[-1, 0]])
+    assert (shorter.is_chain, shorter.depth) == (True, 2)
+    assert shorter.window_parents.tolist() == [[0, 1]]
     rows = map_tensors(lambda table: (seen.append(table), table[:0])[1], chain)
-    assert (rows.is_chain, rows.parents.shape, len(seen)) == (True, (0, 3), 1)  # none was made
+    assert (rows.is_chain, rows.window_parents.shape, len(seen)) == (True, (0, 3), 1)
     tree = replace(chain, parents=torch.tensor([[-1, -1, 0]]), depth=2)
     assert (tree.is_chain, tree.depth, tree.parents.tolist()) == (False, 2, [[-1, -1, 0]])
     assert not replace(tree, num_valid=torch.tensor([2])).is_chain
 
     verdict = Verdict(torch.tensor([[5, 9, PAD_TOKEN]]), torch.tensor([1]))
-    assert (verdict.has_path, verdict.path.tolist()) == (False, [[0, 1, 2]])
-    assert not replace(verdict, num_accepted=torch.tensor([0])).has_path
-    assert replace(verdict, path=torch.tensor([[0, 2, 1]])).path.tolist() == [[0, 2, 1]]
+    assert verdict.rows.tolist() == [[0, 1, 2]]
+    assert replace(verdict, path=torch.tensor([[0, 2, 1]])).rows.tolist() == [[0, 2, 1]]
 
     step = RowStep([5, 6, 7], 1, [5, 9])
     assert (step.is_chain, step.parents, step.path) == (True, [-1, 0, 1], [0])
-    assert replace(step, num_accepted=2).path == [0, 1]
-    assert replace(step, draft_tokens=[5, 6]).saved() == [[5, 6], 1, [5, 9]]
+    assert replace(step, num_accepted=2, path=None).path == [0, 1]
+    shorter = replace(step, draft_tokens=[5, 6], parents=None)
+    assert shorter.saved() == [[5, 6], 1, [5, 9]]
     assert RowStep.from_saved(step.saved()).is_chain
     branches = replace(step, parents=[-1, -1, 0], path=[0])
     assert RowStep.from_saved(branches.saved()).parents == [-1, -1, 0]
@@ -229,11 +234,11 @@ def test_typical_acceptance_keeps_the_longest_path():
     logits = torch.zeros(1, 6, 9, dtype=torch.float64)
     draft = Draft(torch.tensor([[1, 2, 3, 4, 5]]), None, None, parents, depth=3)
     noise = Noise([0]).at(torch.tensor([3]), 6)
-    verdict = TypicalSampler(0.1, 1.0)(draft, logits, Warp(1), noise)
+    verdict = TypicalSampler(0.1, 1.0)(draft, logits, LogitsFilter(1), noise)
     assert verdict.path.tolist() == [[0, 2, 3, 4]]
     assert verdict.tokens[0, :3].tolist() == [2, 3, 4]
     logits[0, 3, 4] = -20.0  # after the third node its child is not plausible
-    verdict = TypicalSampler(0.1, 1.0)(draft, logits, Warp(1), noise)
+    verdict = TypicalSampler(0.1, 1.0)(draft, logits, LogitsFilter(1), noise)
     assert verdict.path[0, :3].tolist() == [0, 2, 3]  # of two that are as long
     assert verdict.num_accepted.tolist() == [2]
 
@@ -266,8 +271,8 @@ def test_coupling_takes_the_nodes_that_the_target_would_draw(seed):
     tokens = torch.randint(0, vocab, (rows, 6), generator=generator)
     draft = Draft(tokens, None, None, torch.tensor(shape).expand(rows, -1), depth)
     noise = Noise(list(range(rows))).at(torch.arange(rows), 7)
-    verdict = CouplingSampler()(draft, by_depth[:, depths], Warp(rows), noise)
-    drawn = noise.race(by_depth, Warp(rows), 0)
+    verdict = CouplingSampler()(draft, by_depth[:, depths], LogitsFilter(rows), noise)
+    drawn = noise.race(by_depth, LogitsFilter(rows), 0)
     for row in range(rows):
         count = int(verdict.num_accepted[row])
         assert verdict.tokens[row, : count + 1].equal(drawn[row, : count + 1])

@@ -25,7 +25,7 @@ ROWS, MANY = 3_000, 10_000  # texts of a test, and of a slow one
 TARGET, DRAFT = 3, 27  # they share 60 % of their first token's law
 ALPHA, POWER = 1e-9, 0.99
 PROMPT = [1, 4, 2, 1, 4]  # n-gram lookup proposes 2, 1 behind it
-WARPS = {
+FILTERS = {
     "plain": ({"temperature": 1.0, "top_k": 0}, []),
     "truncated": (
         {"temperature": 0.8, "top_k": 4, "top_p": 0.9},
@@ -62,7 +62,7 @@ def tiny(seed: int) -> LlamaForCausalLM:
 
 
 @cache
-def law(seed: int, warp: str) -> dict[tuple, list[float]]:
+def law(seed: int, logits_filter: str) -> dict[tuple, list[float]]:
     """The next token's law behind every continuation of the prompt by at most two tokens."""
     table = {}
     model = tiny(seed)
@@ -71,22 +71,22 @@ def law(seed: int, warp: str) -> dict[tuple, list[float]]:
         ids = torch.tensor([[*PROMPT, *end] for end in ends])
         with torch.no_grad():
             logits = model(ids).logits[:, -1].double()
-        logits = LogitsProcessorList(WARPS[warp][1])(ids, logits)
+        logits = LogitsProcessorList(FILTERS[logits_filter][1])(ids, logits)
         table |= dict(zip(ends, logits.softmax(dim=-1).tolist(), strict=True))
     return table
 
 
-def text_law(warp: str, length: int) -> dict[tuple, float]:
+def text_law(logits_filter: str, length: int) -> dict[tuple, float]:
     """The law of the first `length` tokens."""
-    table, laws = law(TARGET, warp), {(): 1.0}
+    table, laws = law(TARGET, logits_filter), {(): 1.0}
     for _ in range(length):
         laws = {(*e, x): p * table[e][x] for e, p in laws.items() for x in range(VOCAB)}
     return laws
 
 
-def step_law(warp: str) -> dict[tuple, float]:
+def step_law(logits_filter: str) -> dict[tuple, float]:
     """The law of (drafts accepted, tokens emitted) in the first step; the model drafts, K = 2."""
-    target, draft = law(TARGET, warp), law(DRAFT, warp)
+    target, draft = law(TARGET, logits_filter), law(DRAFT, logits_filter)
     laws, reached = {}, {(): 1.0}
     for count in range(2):
         accepted = {}
@@ -114,7 +114,7 @@ def p_value(observed: Counter, laws: dict) -> float:
     return float(scipy.stats.chi2.sf(statistic, len(pairs) - 1))
 
 
-def sample(drafter, sampler, warp: str, rows: int = ROWS):
+def sample(drafter, sampler, logits_filter: str, rows: int = ROWS):
     generator = SpeculativeGenerator(tiny(TARGET), drafter, sampler)
     return generator.generate(
         torch.tensor([PROMPT]).expand(rows, -1),
@@ -122,10 +122,13 @@ def sample(drafter, sampler, warp: str, rows: int = ROWS):
         do_sample=True,
         seed=list(range(rows)),
         trace=True,
-        **WARPS[warp][0],
+        **FILTERS[logits_filter][0],
     )
 
 
-def p_values_of_texts(result, warp: str) -> dict[int, float]:
+def p_values_of_texts(result, logits_filter: str) -> dict[int, float]:
     texts = [tuple(text) for text in result.new_tokens.tolist()]
-    return {n: p_value(Counter(text[:n] for text in texts), text_law(warp, n)) for n in (1, 2, 3)}
+    return {
+        n: p_value(Counter(text[:n] for text in texts), text_law(logits_filter, n))
+        for n in (1, 2, 3)
+    }

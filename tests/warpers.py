@@ -1,4 +1,4 @@
-"""The oracle of `Warp`: HF's own logits warpers, a row at a time, in the order of `generate`.
+"""The oracle of `LogitsFilter`: HF's own logits warpers, row by row, in the order of `generate`.
 
 Top-p sorts, and of equal logits at its edge it drops those that the sort puts first. HF asks torch
 for any order of equals, which differs between lengths and devices; here they are sorted by id.
@@ -15,7 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-warps = st.fixed_dictionaries(
+filters = st.fixed_dictionaries(
     {
         "temperature": st.sampled_from([0.0, 0.3, 0.5, 1.0, 1.7]),
         "top_k": st.integers(0, 6),
@@ -23,7 +23,7 @@ warps = st.fixed_dictionaries(
         "min_p": st.sampled_from([0.0, 0.05, 0.3, 0.6, 1.0]),
     }
 )
-"""Values of `Warp` for one row, as keywords."""
+"""Values of `LogitsFilter` for one row, as keywords."""
 
 
 class StableSort(TorchFunctionMode):
@@ -52,6 +52,6 @@ def huggingface_law(logits: Tensor, options: dict) -> Tensor:
     return flat.softmax(-1).view(logits.shape)
 
 
-def by_row(warps: list[dict]) -> dict[str, list]:
-    """Keywords of one `Warp` for a batch, from those of its rows."""
-    return {name: [options[name] for options in warps] for name in warps[0]}
+def by_row(filters: list[dict]) -> dict[str, list]:
+    """Keywords of one `LogitsFilter` for a batch, from those of its rows."""
+    return {name: [options[name] for options in filters] for name in filters[0]}

@@ -20,13 +20,13 @@ from rich.text import Text
 from specdec import (
     BlockSampler,
     Draft,
+    LogitsFilter,
     Recent,
     SelfDrafter,
     Sinks,
     SpeculativeGenerator,
     Target,
     TopSlots,
-    Warp,
     zoo,
 )
 from specdec.evaluation import plots, read_study, sweep
@@ -190,12 +190,17 @@ def following(*, updates: int, rows: int, prompt: int, tokens: int, rate: float)
 
 def certify(*, target: list[float], draft: list[float], rows: int, **look) -> None:
     """The first token of a lossless rule and of the guide's lossy one, by `rows` draws."""
-    names, guide = {}, (FOLDER.parent / "own-sampler.md").read_text(encoding="utf-8")
-    exec(guide.split("```python\n")[1].split("print(certify")[0], names)
+    names, guide = {}, (FOLDER.parent / "own-drafter.md").read_text(encoding="utf-8")
+    (rule,) = (block for block in guide.split("```python\n") if "class LenientSampler" in block)
+    exec(rule.split("print(certify")[0], names)
     p, q = torch.tensor(target), torch.tensor(draft)
     noise = Noise(list(range(rows))).at(torch.zeros(rows, dtype=torch.long), width=2)
     tokens = torch.multinomial(q, rows, True, generator=torch.Generator().manual_seed(0))
-    call = Draft(tokens[:, None], q.expand(rows, 1, -1)), p.log().expand(rows, 2, -1), Warp(rows)
+    call = (
+        Draft(tokens[:, None], q.expand(rows, 1, -1)),
+        p.log().expand(rows, 2, -1),
+        LogitsFilter(rows),
+    )
     rules = BlockSampler(), names["LenientSampler"](1.5)
     firsts = [rule(*call, noise).tokens[:, 0].bincount() / rows for rule in rules]
     shares = enumerate(torch.stack([*firsts, p], dim=1).tolist())

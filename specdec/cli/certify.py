@@ -47,7 +47,7 @@ def certify(
     from tqdm import tqdm
 
     from specdec.arguments import check_number
-    from specdec.certify import certify
+    from specdec.certificates import certify
 
     check_number("--temperature", temperature, above=0)
     check_number("--false-alarm", false_alarm, above=0, below=1)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from specdec.cli.options import DraftTokens, TreeSize, count, refuse
+from specdec.cli.options import DraftTokens, TreeSize, count, refuse, use_few_threads
 
 Names = Literal["lookup", "zoo:model", "zoo:eagle3", "zoo:mask-token", "zoo:mtp"]
 
@@ -32,6 +32,7 @@ def demo(
     if tree is not None:
         refuse({"num_draft_tokens": num_draft_tokens}, "belongs to chains; leave out --tree")
     tokenizer, target = zoo.load_tokenizer(), zoo.load_target()
+    use_few_threads(target)
     generators = _generators(target, 4 if num_draft_tokens is None else num_draft_tokens, tree)
     (shown,) = (generator for name, generator in generators.items() if name.startswith(drafter))
     size = f"{target.config.num_hidden_layers} layers, {target.num_parameters() / 1e6:.1f} M"

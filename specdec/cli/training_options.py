@@ -17,6 +17,7 @@ positions, and attention over such rows takes the memory of all others.
 LENGTH = f"tokens per row; default: first short, at last the target's positions or {LONGEST_ROWS}"
 IDS = "ids that the head can propose, the most frequent ones; default: all of the target's"
 DEPTHS = "draft tokens of a mask-token head (default: 8), modules of an MTP head (default: 3, or 1)"
+MINUTES = "of steps alone, without encoding and evaluations; default: --steps"
 LAYOUT = "of MTP modules, saved with the whole target for engines; default: the modules alone"
 
 
@@ -29,7 +30,7 @@ class Run:
     data: Annotated[str, Option(help="zoo, a .jsonl or text file, or a folder of them")]
     output: Annotated[Path, Option(help="folder of the trained head and its checkpoint")]
     steps: Annotated[int | None, Option(help=f"default: {STEPS}")] = None
-    minutes: Annotated[float | None, Option(help="instead of --steps; default: none")] = None
+    minutes: Annotated[float | None, Option(help=MINUTES)] = None
     tokens_per_step: Annotated[int | None, Option(help="default: 16384, on a CPU 512")] = None
     length: Annotated[int | None, count(LENGTH)] = None
     accumulation: Annotated[int, Option(help="batches per step")] = 1

@@ -84,6 +84,9 @@ def train(run: Run, others: list[str]) -> None:
         raise ValueError(
             f"the tokenizer of {run.target} has {len(tokenizer)} tokens, its model only {size}"
         )
+    if run.minutes is not None:
+        beside = "encoding the data" + " and evaluations" * (run.evaluation_prompts > 0)
+        _say(args, f"training for {run.minutes:g} minutes, beside {beside}")
     trained_on, held_out = data.hold_out(_documents(run, args, tokenizer), run.evaluation_prompts)
     if len(held_out) < run.evaluation_prompts:
         pieces = sum(len(ids) >= data.PROMPT_TOKENS for ids in [*trained_on, *held_out])

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from specdec.drafters.model import ModelDrafter
     from specdec.drafters.mtp.drafter import MTPDrafter
     from specdec.drafters.mtp.head import MTPConfig, MTPHead
+    from specdec.drafters.paths import Paths
     from specdec.drafters.proposal import Proposal
     from specdec.drafters.self_draft import SelfDrafter
     from specdec.drafters.suffix import SuffixDrafter
@@ -30,6 +31,7 @@ _HOMES = {
     "specdec.drafters.mask_token.drafter": "MaskTokenDrafter",
     "specdec.drafters.model": "ModelDrafter",
     "specdec.drafters.mtp.drafter": "MTPDrafter",
+    "specdec.drafters.paths": "Paths",
     "specdec.drafters.proposal": "Proposal",
     "specdec.drafters.self_draft": "SelfDrafter",
     "specdec.drafters.suffix": "SuffixDrafter",
@@ -59,6 +61,7 @@ __all__ = [
     "MaskTokenHead",
     "ModelDrafter",
     "NoDrafter",
+    "Paths",
     "PromptLookupDrafter",
     "Proposal",
     "Recent",

@@ -266,9 +266,7 @@ class AssistantDrafter(HeadDrafter):
     def _reader(self, text: TargetText) -> Callable[[Tensor, Tensor], Tensor]:
         """(tokens `[B, N]`, states `[B, N, H]`) -> outputs `[B, N, h]`, over one text."""
         keys_values = {kind: text.keys_values(layer) for kind, layer in self._layers.items()}
-        window, positions = cache(text.window), text.lengths[:, None]
-        if text.position_offset is not None:
-            positions = positions + text.position_offset[:, None]
+        window, positions = cache(text.window), text.positions[:, None]
         like = self.head.lm_head.weight
         angles = {kind: self._rotary(like, positions, kind) for kind in self._layers}
 

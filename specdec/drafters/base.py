@@ -76,11 +76,11 @@ class Drafter(nn.Module, ABC):
         """
 
     @abstractmethod
-    def prefill(self, context: Context, state: Any) -> None:
+    def prefill(self, context: Context, state: Any, /) -> None:
         """Reads verified tokens without drafting; called on consecutive chunks of the prompt."""
 
     @abstractmethod
-    def propose(self, context: Context, state: Any, drawing: Drawing) -> Draft:
+    def propose(self, context: Context, state: Any, drawing: Drawing, /) -> Draft:
         """Brings the state up to date with `context` and drafts K tokens after it.
 
         Args:
@@ -96,16 +96,30 @@ class Drafter(nn.Module, ABC):
         """
 
 
+def shape_of(shape: Tree | str | None) -> Tree | None:
+    """A tree as users write it: as `Tree.of` reads it, and "4x5 paths" for `Paths(4, 5)`.
+
+    Example:
+        >>> shape_of("12x3").nodes, shape_of("4x5 paths").nodes
+        (12, 20)
+    """
+    if not (isinstance(shape, str) and shape.endswith(" paths")):
+        return Tree.of(shape)
+    from specdec.drafters.paths import Paths  # which hardly anybody drafts
+
+    return Paths.of(shape.removesuffix(" paths"))
+
+
 class TreeDrafter(Drafter):
     """A drafter of chains, or of trees where it is made with one."""
 
     drafts_trees: ClassVar[bool] = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Reads a tree as `Tree.of` does, checks it, and takes over its sizes."""
+        """Reads a tree as `shape_of` does, checks it, and takes over its sizes."""
         if name != "tree":
             return super().__setattr__(name, value)
-        tree, own = Tree.of(value), type(self).__name__
+        tree, own = shape_of(value), type(self).__name__
         if tree is not None and not self.drafts_trees:
             raise ValueError(f"{own} drafts chains, got tree={tree}")
         if (vars(self).get("tree", tree) is None) != (tree is None):  # generators looked at it

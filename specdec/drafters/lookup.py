@@ -94,7 +94,7 @@ class PromptLookupDrafter(Drafter):
         return PromptLookupState(torch.zeros(shape, dtype=torch.long, device=device), slots)
 
     def prefill(self, context: Context, state: PromptLookupState) -> None:
-        """Remembers the anchor and the new tokens."""
+        """Remembers the root and the new tokens."""
         offsets = torch.arange(context.tokens.shape[1], device=context.start.device)
         is_real = offsets <= context.num_new[:, None]
         padding_slot = state.tokens.shape[1] - 1

@@ -146,7 +146,7 @@ class ModelDrafter(TreeDrafter):
         return ModelDrafterState(cache, vocab_size, offsets, limit, plan, common)
 
     def prefill(self, context: Context, state: ModelDrafterState) -> None:
-        """Reads the anchor and the new tokens; a recurrent model does not read the last yet."""
+        """Reads the root and the new tokens; a recurrent model does not read the last yet."""
         self._read(context, state, logits_to_keep=None, is_chunk=True)
 
     def propose(self, context: Context, state: ModelDrafterState, drawing: Drawing) -> Draft:
@@ -155,7 +155,7 @@ class ModelDrafter(TreeDrafter):
             return self._propose_tree(context, state, drawing)
         num_draft_tokens = drawing.num_draft_tokens
         # The last two committed tokens; a row with no new one (a one-token prompt, an ended row)
-        # reads its anchor twice at the same position.
+        # reads its root twice at the same position.
         pair = (context.num_new[:, None] + state.offsets).clamp(min=0)
         tokens = self._readable(context.tokens.gather(1, pair), state)  # [B, 2]
         positions = context.start[:, None] + pair
@@ -214,7 +214,7 @@ class ModelDrafter(TreeDrafter):
         return state.plan.grow(self.proposal, drawing, logits, expand, num_valid)
 
     def _read(self, context: Context, state: ModelDrafterState, **options: Any) -> Tensor:
-        """Logits of a pass over the anchor and the new tokens."""
+        """Logits of a pass over the root and the new tokens."""
         offsets = torch.arange(context.tokens.shape[1], device=context.start.device)
         slots = _within_limit(state, context.start[:, None] + offsets)
         end = context.num_new[:, None] + (not self._slot_model.is_recurrent)
@@ -261,7 +261,8 @@ def _check_ids(whose: str, ids: Tensor, vocab_size: int) -> None:
 
 def _window_options(context: Context) -> dict[str, Any]:
     """Of all forwards of a step: where the rows' texts begin."""
-    return {"position_offset": context.row_inputs.get("position_offset")}
+    own = context.row_inputs
+    return {"row_inputs": {n: own[n] for n in ("position_offset",) if n in own}}
 
 
 def _fit(logits: Tensor, state: ModelDrafterState) -> Tensor:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_choice, check_number, shown
+from specdec.samplers.logits_filter import LEAST_TEMPERATURE, LogitsFilter, logprobs_of
 from specdec.samplers.noise import Drawing
-from specdec.samplers.warp import LEAST_TEMPERATURE, Warp, logprobs_of
 from specdec.types import Draft
 
 Kind = Literal["sample", "argmax"]
@@ -47,8 +47,8 @@ class Proposal:
         if self.kind == "argmax":
             raise ValueError("draft_temperature has no meaning with proposal='argmax'; drop one")
 
-    def warp(self, of_target: Warp) -> Warp:
-        """From the drafter's logits to its probabilities, given the target's warp."""
+    def logits_filter(self, of_target: LogitsFilter) -> LogitsFilter:
+        """From the drafter's logits to its probabilities, given the target's logits_filter."""
         if self.temperature is None or of_target.is_greedy:
             return of_target
         return of_target.at_temperature(self.temperature)
@@ -67,16 +67,16 @@ class Drafting:
     Example:
         >>> from specdec.samplers import Noise, draw_by_inversion
         >>> noise = Noise([7]).at(torch.tensor([0]), width=3)
-        >>> drafting = Proposal().begin(Drawing(2, Warp(1), noise, draw_by_inversion))
+        >>> drafting = Proposal().begin(Drawing(2, LogitsFilter(1), noise, draw_by_inversion))
         >>> tokens = [drafting.draw(torch.zeros(1, 1, 9)) for _ in range(2)]
         >>> drafting.end().probs.shape
         torch.Size([1, 2, 9])
     """
 
     def __init__(self, proposal: Proposal, drawing: Drawing):
-        self._drawing, self._warp = drawing, proposal.warp(drawing.warp)
+        self._drawing, self._logits_filter = drawing, proposal.logits_filter(drawing.logits_filter)
         self._samples = proposal.kind == "sample"
-        self._wants_probs = drawing.wants_probs and not self._warp.is_greedy
+        self._wants_probs = drawing.wants_probs and not self._logits_filter.is_greedy
         self._probs: Tensor | None = None
         self.tokens: list[Tensor] = []
         self._raw: list[Tensor] = []
@@ -87,7 +87,7 @@ class Drafting:
 
         Args:
             logits: `[B, n, V]` over the target's vocabulary.
-            depth: of the tokens that they follow in a tree, 0 for the anchor.
+            depth: of the tokens that they follow in a tree, 0 for the root.
         """
         index, count = self._num_drawn, logits.shape[1]
         self._num_drawn += count
@@ -108,7 +108,7 @@ class Drafting:
                 self._probs = logits.new_empty(shape, dtype=dtype)
             out = self._probs[:, index : index + count]
         options = {"wants_probs": self._wants_probs, "out": out}
-        drawn = drawing.rule(logits, self._warp, noise, index, **options)
+        drawn = drawing.rule(logits, self._logits_filter, noise, index, **options)
         is_pair = isinstance(drawn, tuple) and len(drawn) == 2 and isinstance(drawn[0], Tensor)
         if not is_pair or drawn[0].shape != logits.shape[:2] or drawn[0].dtype != torch.long:
             raise TypeError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -82,7 +81,7 @@ class SelfDrafter(Drafter):
         self._target = target
         self._runs, self.model = target, None
         if model is not None:
-            self._runs = Target(model)
+            self._runs = Target(model, edits=target.edits)
             self.model = self._runs.model
             _check_same(self._runs, target, "model is the same architecture with other weights")
         if self.layers is not None:
@@ -168,15 +167,7 @@ class SelfDrafter(Drafter):
         windows = self._target.layer_windows
         table.take(text.cache, {i: far[i] if windows.get(i) is None else near for i in far})
         num_seen = lengths.clamp(max=visible.count)
-        offset = lengths - num_seen
-        if text.position_offset is not None:
-            offset = offset + text.position_offset
-        return replace(
-            text,
-            cache=table,
-            lengths=num_seen,
-            position_offset=offset,
-        )
+        return text.over(table, num_seen)
 
     def _top_slots(self, context: Context, width: int) -> dict[int, Tensor]:
         """By layer, the slots that the last verified token's queries choose."""

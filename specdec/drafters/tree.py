@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdec.arguments import check_integer, check_number, shown
 from specdec.drafters.proposal import Proposal
-from specdec.samplers.noise import Drawing, draw_by_race
+from specdec.samplers.noise import Drawing, DrawRule
 from specdec.types import Draft, depths_of
 
 
@@ -43,8 +43,6 @@ class Tree:
         rates: of the fixed shape: about how likely a first child is accepted, a second one, ....
         parents: a fixed shape to use instead of that of `rates`, of exactly so many nodes and that
             depth; see `Draft.parents`. The dynamic tree is not affected by it.
-        num_paths: a fixed shape of so many paths of `depth` tokens, each drawn independently of the
-            others, for the rules that need such drafts; see `Tree.paths`.
 
     Raises:
         ValueError: a number out of range, or more nodes than the rest allows.
@@ -62,7 +60,6 @@ class Tree:
     top_k: int = 8
     rates: tuple[float, ...] = (0.6, 0.2, 0.1, 0.05)
     parents: tuple[int, ...] | None = None
-    num_paths: int | None = None
 
     def __post_init__(self):
         check_integer("Tree.depth", self.depth, 1)
@@ -74,9 +71,11 @@ class Tree:
         for rate in self.rates:
             check_number("a rate of Tree.rates", rate, above=0, below=1)
         self._check_candidates(self.top_k)
-        if self.num_paths is not None:
-            self._check_paths(self.num_paths)
-        elif self.parents is not None:
+        self.check_shape()
+
+    def check_shape(self) -> None:
+        """Raises `ValueError` for a fixed shape that does not have so many nodes."""
+        if self.parents is not None:
             self._check_parents(self.parents)
         elif len(self._best_paths()) < self.nodes:
             raise ValueError(
@@ -85,30 +84,9 @@ class Tree:
             )
 
     @classmethod
-    def paths(cls, num_paths: int, depth: int) -> Tree:
-        """Several paths from the anchor, each drawn independently of the others: the drafts that
-        GBV and SpecTr are made for. Paths may agree; where tokens are point masses all would, and
-        the dynamic tree of as many nodes is drafted instead.
-
-        Args:
-            num_paths: P.
-            depth: D, tokens of each.
-
-        Raises:
-            ValueError: a number below 1.
-
-        Example:
-            >>> Tree.paths(2, 3).shape
-            (-1, -1, 0, 1, 2, 3)
-        """
-        check_integer("num_paths", num_paths, 1)
-        check_integer("depth", depth, 1)
-        return cls(num_paths * depth, depth, max(cls.top_k, num_paths), num_paths=num_paths)
-
-    @classmethod
     def of(cls, shape: Tree | str | None) -> Tree | None:
-        """A tree as users write it: itself, "32x6" for `Tree(nodes=32, depth=6)`, "4x5 paths" for
-        `Tree.paths(4, 5)`, or `None` for chains.
+        """A tree as users write it: itself, "32x6" for `Tree(nodes=32, depth=6)`, or `None` for
+        chains.
 
         Raises:
             ValueError: another text, or a shape that cannot be.
@@ -125,23 +103,13 @@ class Tree:
                 'tree must be Tree(nodes=32, depth=6), "32x6" for the same, or None for chains, '
                 f"got {shown(shape)}"
             )
-        text = shape.removesuffix(" paths")
-        sizes = text.split("x")
+        sizes = shape.split("x")
         if len(sizes) != 2 or not all(size.isdecimal() for size in sizes):
             raise ValueError(
                 f"tree={shape!r} is no shape; write nodes and depth with an x between them: "
                 'tree="32x6" has 32 nodes and paths of up to 6 tokens, "4x5 paths" 4 paths of 5'
             )
-        return (cls if text == shape else cls.paths)(*map(int, sizes))
-
-    def _check_paths(self, num_paths: int) -> None:
-        check_integer("Tree.num_paths", num_paths, 1)
-        if self.parents is not None or self.nodes != num_paths * self.depth:
-            raise ValueError(
-                f"{num_paths} paths of {self.depth} tokens have {num_paths * self.depth} nodes and "
-                f"no other parents, got nodes={self.nodes} and parents={shown(self.parents)}; "
-                f"write Tree.paths({num_paths}, {self.depth})"
-            )
+        return cls(*map(int, sizes))
 
     def _check_parents(self, parents: tuple[int, ...]) -> None:
         for node, parent in enumerate(parents):
@@ -193,10 +161,6 @@ class Tree:
     @cached_property
     def levels(self) -> tuple[Level, ...]:
         """The fixed shape, depth by depth."""
-        if (count := self.num_paths) is not None:
-            firsts = range(0, self.nodes - count, count)
-            above = [(-1,) * count, *(tuple(range(i, i + count)) for i in firsts)]
-            return tuple(Level(parents, (count,)) for parents in above)
         children: dict[tuple, list] = {}
         if self.parents is None:
             for path in sorted(self._best_paths()):
@@ -219,6 +183,13 @@ class Tree:
             parents = sorted((p for p in below if p in children), key=lambda p: -len(children[p]))
         return tuple(levels)
 
+    def check_rule(self, rule: DrawRule) -> None:
+        """Raises `ValueError` for a rule that its fixed shape cannot be drawn by."""
+
+    def drawn(self, draft: Draft) -> Draft:
+        """A draft of its fixed shape, which was drawn, as rules are to see it."""
+        return draft
+
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """`parents` of the fixed shape, as nodes are drawn: by depth, first children first."""
@@ -234,8 +205,8 @@ class Level(NamedTuple):
     """A depth of a fixed shape.
 
     Args:
-        parents: the nodes above that have children, those with the most first; -1 is the anchor,
-            once for each of independent paths.
+        parents: the nodes above that have children, those with the most first; -1 is the root,
+            once for each of independent `Paths`.
         widths: how many of them have a first child, a second one, ....
     """
 
@@ -251,7 +222,7 @@ class TreePass(NamedTuple):
         above: `[B, W]`, the row of each one's parent in the pass before.
         visible: bool that broadcasts to `[B, W, m]`, which nodes of all passes so far are ancestors
             of each, and itself.
-        depth: of these nodes, 1 for the anchor's children.
+        depth: of these nodes, 1 for the root's children.
         num_before: nodes of earlier passes.
     """
 
@@ -315,24 +286,20 @@ class TreePlan:
             ids: `[Vd]` of the target's that the drafter can propose; `None` for all.
             widen: from logits over these to logits over the target's vocabulary.
         """
-        if proposal.kind == "argmax" or drawing.warp.is_greedy:
+        if proposal.kind == "argmax" or drawing.logits_filter.is_greedy:
             draft = self._grow_best(drawing.num_draft_tokens, first_logits, expand, ids)
         else:
+            self.tree.check_rule(drawing.rule)
             first, wide = widen(first_logits), lambda nodes: widen(expand(nodes))
-            draft = self._grow_drawn(proposal, drawing, first, wide)
+            draft = self.tree.drawn(self._grow_drawn(proposal, drawing, first, wide))
         return replace(draft, num_valid=num_valid)
 
     def _grow_drawn(
         self, proposal: Proposal, drawing: Drawing, logits: Tensor, expand: Expand
     ) -> Draft:
         """The fixed shape, siblings drawn without replacement: each child from the distribution of
-        the logits without its earlier siblings' tokens. Those of independent paths have none.
+        the logits without its earlier siblings' tokens.
         """
-        if self.tree.num_paths is not None and drawing.rule is draw_by_race:
-            raise ValueError(
-                "paths that are drawn by one race (CouplingSampler) are all the same; draft a tree "
-                f"without replacement, such as Tree({self.tree.nodes}, {self.tree.depth})"
-            )
         drafting, count, runs, num_read = proposal.begin(drawing), 0, [], 0
         for depth, level in enumerate(self.tree.levels):
             if depth:
@@ -355,8 +322,7 @@ class TreePlan:
             if count == drawing.num_draft_tokens:
                 break
         shape = {"parents": self._parents[:count].expand(len(logits), -1), "depth": depth + 1}
-        num_paths = self.tree.num_paths and min(self.tree.num_paths, count)
-        return drafting.end(**shape, runs=tuple(runs), num_paths=num_paths)
+        return drafting.end(**shape, runs=tuple(runs))
 
     def _grow_best(
         self, count: int, logits: Tensor, expand: Expand, own_ids: Tensor | None

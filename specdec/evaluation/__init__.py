@@ -1,6 +1,5 @@
 """Evaluation: what drafting yields, measured by doing it, and how it is shown."""
 
-from specdec.evaluation.anchors import every_anchor, with_draft_length
 from specdec.evaluation.costs import CostCurve, costs, measure_costs
 from specdec.evaluation.evaluate import evaluate
 from specdec.evaluation.evaluation import Evaluation
@@ -8,6 +7,7 @@ from specdec.evaluation.hf_generate import HFGenerate
 from specdec.evaluation.intervals import Estimate, bootstrap
 from specdec.evaluation.paired import difference, quotient
 from specdec.evaluation.plan import settings_of_run
+from specdec.evaluation.positions import every_position, with_draft_length
 from specdec.evaluation.prompts import Prompt, find_set, own_prompts, read_prompts
 from specdec.evaluation.protocols import Figures, Protocol, Reproduction, reproduce
 from specdec.evaluation.replay import Replay, replay
@@ -37,7 +37,7 @@ __all__ = [
     "costs",
     "difference",
     "evaluate",
-    "every_anchor",
+    "every_position",
     "find_set",
     "measure_costs",
     "own_prompts",

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec import processes
 from specdec.arguments import check_choice, check_integer, shown
-from specdec.certify import Sentinel
+from specdec.certificates import Sentinel
 from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.hf_generate import HFGenerate
 from specdec.evaluation.plan import Plan, provenance, settings_of_run
@@ -92,7 +92,7 @@ def evaluate(
         progress: shows a bar on standard error.
         certify: bets along the sampled texts against the claim that they have the target's
             distribution, at the cost of one more forward per text, which is not timed
-            (`specdec.certify.Sentinel`). Each process judges the texts that it generates itself.
+            (`specdec.certificates.Sentinel`). Each process judges the texts that it writes.
         options: of `generate` (top_k, top_p, eos_token_id, ...), the same for all rows.
 
     Returns:

@@ -46,6 +46,11 @@ class HFGenerate:
     ):
         check_integer("num_assistant_tokens", num_assistant_tokens, 1)
         self.target = model if isinstance(model, Target) else Target(model)
+        if self.target.edits:
+            raise ValueError(
+                "HFGenerate runs the model itself, which has none of its target's edits; pass a "
+                "model with hooks that do the same, or evaluate SpeculativeGenerator(target, None)"
+            )
         self.drafter, self.sampler = _NotKnown(assistant_model), RejectionSampler()
         self._options = {}
         if assistant_model is not None:  # HF reads these from the assistant's configuration

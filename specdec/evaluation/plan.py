@@ -21,7 +21,7 @@ from specdec.arguments import check_integer, check_number
 from specdec.evaluation.prompts import Prompt, as_prompts, template_reads
 from specdec.generator import SpeculativeGenerator
 from specdec.request.call import OUTPUTS, read_request
-from specdec.settings import fingerprint, plain
+from specdec.settings import fingerprint, plain, settings_of_function
 
 _OWN = {
     "num_return_sequences": "samples=n takes n texts of each prompt",
@@ -145,6 +145,7 @@ def _parts(generator: SpeculativeGenerator) -> dict[str, Any]:
             "name": _name_of(config),
             "parameters": sum(p.numel() for p in target.model.parameters()),
             "weights": fingerprint(target.model.parameters()),
+            **({"edits": [*map(settings_of_function, target.edits)]} if target.edits else {}),
         },
         "drafter": {**drafter.settings(), "num_draft_tokens": drafter.num_draft_tokens},
         "sampler": generator.sampler.settings(),

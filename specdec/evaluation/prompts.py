@@ -37,7 +37,7 @@ class Prompt:
     """
 
     id: str
-    turns: tuple[str | tuple[int, ...], ...]
+    turns: tuple[str | Any, ...]  # `Any` is ids: of prompts of texts no type checker asks
     category: str = ""
 
     def __post_init__(self):

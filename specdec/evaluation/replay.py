@@ -2,7 +2,7 @@ r"""`replay`: estimates for draft lengths and samplers other than those a text w
 
 Both rules are lossless, so the text has the same distribution under each, and what remains is how
 many draft tokens a rule accepts *given the text*. Let p_i and q_i be the probabilities of the
-text's i-th token after an anchor, under the target and under the drafter. Then the probability that
+text's i-th token after a root, under the target and under the drafter. Then the probability that
 n tokens or more are accepted, given the text, is
 
 - for the token rule (`RejectionSampler`): the product over i = 1..n of min(1, q_i / p_i);
@@ -13,8 +13,8 @@ The first: token y is emitted at an index because it was drafted and accepted wi
 min(q(y), p(y)), and in all with p(y). The second: a block accepts n tokens or more with probability
 P_n given the drafted prefix (arXiv:2403.10444, where P_n = min(1, P_{n-1} p_n / q_n)), what follows
 then has the target's distribution, and q_1..q_n P_n / (p_1..p_n) is that minimum by induction.
-Neither depends on K. So one pass over the text (`every_anchor`) gives every K up to its own, with
-the accept draws integrated out: the chance that a position is an anchor follows by a forward
+Neither depends on K. So one pass over the text (`every_position`) gives every K up to its own, with
+the accept draws integrated out: the chance that a position is a root follows by a forward
 recursion over the text.
 
 Legend: T tokens of a text, K draft tokens.
@@ -157,24 +157,24 @@ def replay(traces: Trace | Iterable[Trace], *, num_draft_tokens: int, sampler: S
     in question.
 
     Args:
-        traces: from `every_anchor`.
+        traces: from `every_position`.
         num_draft_tokens: K, at most that of the traces.
         sampler: a `RejectionSampler` or a `BlockSampler`.
 
     Raises:
         TypeError: another sampler.
-        ValueError: a trace that holds only the anchors of its own run, a larger K, or texts that
+        ValueError: a trace that holds only the roots of its own run, a larger K, or texts that
             are shorter than K.
 
     Example:
         >>> from specdec import SpeculativeGenerator, zoo
-        >>> from specdec.evaluation import every_anchor
+        >>> from specdec.evaluation import every_position
         >>> import torch
         >>> target = zoo.load_target()
         >>> generator = SpeculativeGenerator(target, zoo.load_drafter("model", target))
         >>> options = dict(max_new_tokens=12, do_sample=True, seed=0, trace=True)
         >>> trace = generator.generate(torch.tensor([[7, 8, 9]]), **options).trace
-        >>> whole = every_anchor(generator, trace)
+        >>> whole = every_position(generator, trace)
         >>> one, two = (replay(whole, num_draft_tokens=k, sampler=BlockSampler()) for k in (1, 2))
         >>> bool(one.acceptance_length.value <= two.acceptance_length.value)
         True
@@ -202,38 +202,38 @@ def replay(traces: Trace | Iterable[Trace], *, num_draft_tokens: int, sampler: S
 
 
 def _check(trace: Trace, num_draft_tokens: int) -> None:
-    if trace.about.get("anchors") != "every":
+    if trace.about.get("roots") != "every":
         raise ValueError(
-            "this trace holds the anchors of its own run only, and a run with other settings has "
-            "others; pass every_anchor(generator, trace)"
+            "this trace holds the roots of its own run only, and a run with other settings has "
+            "others; pass every_position(generator, trace)"
         )
     most = trace.about["num_draft_tokens"]
-    advice = "the trace drafted no more at every anchor; give its drafter a larger one"
+    advice = "the trace drafted no more at every root; give its drafter a larger one"
     check_integer("num_draft_tokens", num_draft_tokens, 0, most, advice=advice)
 
 
 def _read_row(
     rule, steps: list[RowStep], numbers: list[StepNumbers], k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """At every anchor whose whole window lies in the text: the probability `[T, K + 1]` that 0..K
+    """At every root whose whole window lies in the text: the probability `[T, K + 1]` that 0..K
     tokens or more are accepted, and how many `[T]` are drafted.
     """
     text = [step.new_tokens[0] for step in steps]
     windows = len(text) - k + 1 if k else len(text)
     at_least, drafted = np.ones((windows, k + 1)), np.zeros(windows)
-    for anchor, (step, their) in enumerate(zip(steps[:windows], numbers, strict=False)):
+    for root, (step, their) in enumerate(zip(steps[:windows], numbers, strict=False)):
         ratios = np.zeros(k)
         for i, token in enumerate(step.draft_tokens[:k]):
-            if token != text[anchor + i]:
+            if token != text[root + i]:
                 break  # a deterministic proposal that the text does not follow
             if not their.target_probs[i] > 0:
                 raise ValueError(
                     f"the target gives token {token} of the text probability 0, so it cannot have "
-                    "written it; pass every_anchor the generator of the trace"
+                    "written it; pass every_position the generator of the trace"
                 )
             ratios[i] = their.draft_probs[i] / their.target_probs[i]
-        at_least[anchor, 1:] = rule(ratios)
-        drafted[anchor] = min(k, len(step.draft_tokens))
+        at_least[root, 1:] = rule(ratios)
+        drafted[root] = min(k, len(step.draft_tokens))
     return at_least, drafted
 
 
@@ -248,13 +248,13 @@ def _row_totals(at_least: np.ndarray, drafted: np.ndarray) -> np.ndarray:
 
 
 def _visits(at_least: np.ndarray) -> np.ndarray:
-    """`[T]`: the probability that each token of the text is an anchor."""
+    """`[T]`: the probability that each token of the text is a root."""
     count, width = at_least.shape
     exactly = at_least - np.pad(at_least[:, 1:], ((0, 0), (0, 1)))  # P(n accepted | text)
     visits = np.zeros(count + width)
     visits[0] = 1.0
-    for anchor in range(count):
-        visits[anchor + 1 : anchor + 1 + width] += visits[anchor] * exactly[anchor]
+    for root in range(count):
+        visits[root + 1 : root + 1 + width] += visits[root] * exactly[root]
     return visits[:count]
 
 

@@ -18,14 +18,14 @@ from tqdm import tqdm
 from specdec.arguments import check_integer, check_path, shown
 from specdec.drafters import SelfDrafter, Visible
 from specdec.drafters.visible import draft_cache
-from specdec.evaluation.anchors import every_anchor
 from specdec.evaluation.costs import CostCurve, costs, measure_costs
+from specdec.evaluation.positions import every_position
 from specdec.evaluation.replay import replay
 from specdec.generator import SpeculativeGenerator
 from specdec.jsonl import append_lines, read_lines
 from specdec.request.prompts import id_lists, left_padded
 from specdec.samplers import BlockSampler
-from specdec.settings import differences, fingerprint, plain
+from specdec.settings import differences, fingerprint, plain, settings_of_function
 from specdec.targets import Target
 from specdec.trace import Trace
 
@@ -203,7 +203,9 @@ class _Texts:
         """What the results come from."""
         ids = (ids for batch in self._batches for ids in batch)
         weights = fingerprint([*self._target.model.parameters(), *ids])
-        return {"weights": weights, "most": self._most, "options": plain(self._options)}
+        edits = [*map(settings_of_function, self._target.edits)]
+        own = {"edits": edits} if edits else {}
+        return {"weights": weights, "most": self._most, "options": plain(self._options), **own}
 
     @cached_property
     def _traces(self) -> list[Trace]:
@@ -217,7 +219,7 @@ class _Texts:
 
     def read(self, generator: SpeculativeGenerator) -> list[Trace]:
         """The texts with what a drafter makes of every token."""
-        return [every_anchor(generator, trace) for trace in self._traces]
+        return [every_position(generator, trace) for trace in self._traces]
 
     def costs(self, generator: SpeculativeGenerator, rounds: int) -> CostCurve:
         """Of steps with 0..K tokens after the first of these prompts."""

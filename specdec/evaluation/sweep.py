@@ -21,14 +21,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from specdec import processes
 from specdec.arguments import check_choice, check_folder, check_integer, shown
 from specdec.drafters import Drafter, NoDrafter
-from specdec.evaluation.anchors import with_draft_length
 from specdec.evaluation.evaluate import Run, batches_of, measure, progress_bar
 from specdec.evaluation.hf_generate import HFGenerate
 from specdec.evaluation.plan import Plan
+from specdec.evaluation.positions import with_draft_length
 from specdec.evaluation.prompts import Prompt, as_prompts, own_prompts, read_prompts
 from specdec.evaluation.study import CHOICES, DRAWING, Cell, Study, StudyFolder, file_of
 from specdec.generator import SpeculativeGenerator
-from specdec.hf import WARPS
+from specdec.hf import FILTERS
 from specdec.loading import find_drafter, load_drafter, load_sampler, load_target
 from specdec.request import GenerateOptions
 from specdec.samplers import BlockSampler, RejectionSampler, Sampler
@@ -36,7 +36,7 @@ from specdec.targets import Target
 
 WAYS = SpeculativeGenerator, HFGenerate
 """Whole ways of decoding, which keep what they are."""
-_OF_SAMPLING = {*WARPS, "samples"} - {"temperature"}
+_OF_SAMPLING = {*FILTERS, "samples"} - {"temperature"}
 """Options that greedy cells leave out: they have no effect there."""
 _OF_PLAN = set(inspect.signature(Plan).parameters) - {"temperature", "options"}
 

@@ -88,7 +88,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], tree: Any, *, with_shared: b
     if _is_record(tree):
         other = object.__new__(type(tree))
         for f in fields(tree):
-            part, is_kept = _stored(tree, f.name), not (with_shared or _has_rows(f))
+            part, is_kept = getattr(tree, f.name), not (with_shared or _has_rows(f))
             object.__setattr__(other, f.name, part if is_kept else changed(part))
         if hasattr(other, "__post_init__"):
             other.__post_init__()
@@ -294,17 +294,12 @@ def _parts(tree: Any, with_shared: bool = True) -> list[tuple[str, Any]] | None:
         return [(f"[{key!r}]", part) for key, part in tree.items()]
     if _is_record(tree):
         wanted = (f.name for f in fields(tree) if with_shared or _has_rows(f))
-        return [(f".{name}", _stored(tree, name)) for name in wanted]
+        return [(f".{name}", getattr(tree, name)) for name in wanted]
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return [(f".{name}", part) for name, part in zip(tree._fields, tree, strict=True)]
     if isinstance(tree, tuple | list | deque):
         return [(f"[{i}]", part) for i, part in enumerate(tree)]
     return None
-
-
-def _stored(record: Any, name: str) -> Any:
-    """A field as it is stored: what is made when it is read (`types.FilledIn`) is no part."""
-    return vars(record)[name] if hasattr(record, "__dict__") else getattr(record, name)
 
 
 def _attributes(owner: Any) -> list[tuple[str, Any]]:

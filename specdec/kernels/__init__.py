@@ -10,22 +10,16 @@ from typing import TYPE_CHECKING
 from specdec.kernels.philox.reference import philox, step_uniforms
 from specdec.kernels.race.reference import exponentials, first_arrival, race
 from specdec.kernels.sample.reference import draw, sample, sample_tokens
-from specdec.kernels.truncate.reference import find_cutoff, warp_logits, warp_probs
+from specdec.kernels.truncate.reference import filtered_logits, filtered_probs, find_cutoff
 from specdec.kernels.types import (
     CAUSAL,
     AttentionOptions,
     Cutoff,
+    FilterParams,
     Truncation,
     VerifyUniforms,
-    WarpParams,
 )
-from specdec.kernels.verify.reference import (
-    append_token,
-    find_draft_faults,
-    find_faults,
-    take_rows,
-    token_rule,
-)
+from specdec.kernels.verify.reference import append_token, take_rows, token_rule
 from specdec.kernels.verify.tree import longest_path, verdict_of, verify_tree
 from specdec.kernels.verify.verdict import verify, verify_points, verify_probs
 
@@ -33,13 +27,17 @@ if TYPE_CHECKING:
     from specdec.kernels.attention.reference import attends_raggedly, ragged_attention
     from specdec.kernels.linear.reference import scaled_linear
     from specdec.kernels.slots.reference import write_slots, writes_slots
-    from specdec.kernels.verify.paths import verify_greedy_path, verify_sequential_paths
+    from specdec.kernels.verify.paths import (
+        PathDraft,
+        verify_greedy_path,
+        verify_sequential_paths,
+    )
 
 _HOMES = {
     "specdec.kernels.attention.reference": "attends_raggedly ragged_attention",
     "specdec.kernels.linear.reference": "scaled_linear",
     "specdec.kernels.slots.reference": "write_slots writes_slots",
-    "specdec.kernels.verify.paths": "verify_greedy_path verify_sequential_paths",
+    "specdec.kernels.verify.paths": "PathDraft verify_greedy_path verify_sequential_paths",
 }
 """Modules of names that are imported on their first use: samplers need none of them."""
 
@@ -47,16 +45,17 @@ __all__ = [
     "CAUSAL",
     "AttentionOptions",
     "Cutoff",
+    "FilterParams",
+    "PathDraft",
     "Truncation",
     "VerifyUniforms",
-    "WarpParams",
     "append_token",
     "attends_raggedly",
     "draw",
     "exponentials",
+    "filtered_logits",
+    "filtered_probs",
     "find_cutoff",
-    "find_draft_faults",
-    "find_faults",
     "first_arrival",
     "longest_path",
     "philox",
@@ -75,8 +74,6 @@ __all__ = [
     "verify_probs",
     "verify_sequential_paths",
     "verify_tree",
-    "warp_logits",
-    "warp_probs",
     "write_slots",
     "writes_slots",
 ]

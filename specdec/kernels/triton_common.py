@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.types import Cutoff, WarpParams
+from specdec.kernels.types import Cutoff, FilterParams
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 INFINITY = tl.constexpr(float("inf"))
@@ -52,7 +52,7 @@ class Rows(NamedTuple):
     logits: Table  # [B, N, V]
     num_indices: int  # N
     vocab: int  # V
-    params: WarpParams  # of the B rows; what is None there is compiled away
+    params: FilterParams  # of the B rows; what is None there is compiled away
 
 
 class Partials(NamedTuple):
@@ -77,12 +77,12 @@ def states_of(tensor: Tensor) -> States:
     return States(tensor, *tensor.stride()[:3])
 
 
-def rows_of(logits: Tensor, params: WarpParams) -> Rows:
+def rows_of(logits: Tensor, params: FilterParams) -> Rows:
     """Logits `[B, N, V]` with the parameters of their rows."""
     temperature, is_greedy = (None if t is None else t.contiguous() for t in params[:2])
     cutoff = params.cutoff and Cutoff(*(t.contiguous() for t in params.cutoff))
     _, num_indices, vocab = logits.shape
-    return Rows(table_of(logits), num_indices, vocab, WarpParams(temperature, is_greedy, cutoff))
+    return Rows(table_of(logits), num_indices, vocab, FilterParams(temperature, is_greedy, cutoff))
 
 
 def softmax_partials(

@@ -11,10 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SUM_TOLERANCE = 1e-3
-"""How far the sum of draft probabilities may be from 1: float32 rounding of a wide row, and no
-more."""
-
 
 def suits_kernels(tensor: Tensor) -> bool:
     """On a GPU, float64, as oracles have, and tensors with gradients use the definition. Callers
@@ -35,7 +31,7 @@ class Cutoff(NamedTuple):
     ids: Tensor
 
 
-class WarpParams(NamedTuple):
+class FilterParams(NamedTuple):
     """How logits become probabilities.
 
     Args:

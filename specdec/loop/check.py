@@ -84,6 +84,6 @@ def _report(outcome: Outcome, state: StepState) -> dict[str, list[Any]]:
     # Log-probabilities may be of other kernels' rounding; the tokens are not.
     names = [f.name for f in fields(RowStep) if "logprobs" not in f.name]
     report = {name: [getattr(row, name) for row in rows] for name in names}
-    own = {"position": buffer.anchor_position, "remaining": buffer.remaining}
-    own["anchor"] = buffer.anchor
+    own = {"position": buffer.root_position, "remaining": buffer.remaining}
+    own["root"] = buffer.root
     return report | {name: values[: len(rows)].tolist() for name, values in own.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,6 @@ from transformers.generation.streamers import BaseStreamer
 
 from specdec.arguments import check_integer, shown
 from specdec.graphs.tree import keep_rows, rows_to_keep
-from specdec.kernels.verify.reference import find_draft_faults
 from specdec.loop.outcome import Outcome, PendingOutcome, fault_text
 from specdec.loop.state import Parts
 from specdec.loop.step import Stepper
@@ -82,7 +82,6 @@ class Generation:
         self._most = storage.state.signature.num_draft_tokens
         self._num_draft_tokens = self._most if asked is None else asked
         self.max_draft_tokens = self._num_draft_tokens
-        self._is_first = True
         self._giving_back = weakref.finalize(self, give_back, storage)
         self._giving_back.atexit = False
 
@@ -117,7 +116,7 @@ class Generation:
     @property
     def lengths(self) -> Tensor:
         """`[B]` committed tokens of each row, those of the prompt included."""
-        return self.state.buffer.anchor_position[: len(self.rows)] + 1
+        return self.state.buffer.root_position[: len(self.rows)] + 1
 
     @property
     def has_ended(self) -> Tensor:
@@ -156,32 +155,20 @@ class Generation:
             outcome = self.stepper(self.state, self._num_draft_tokens)
         if self.state.signature.batch_size > len(self.rows):
             outcome = outcome.of_rows(len(self.rows))
-        if self._is_first:
-            self._check_probs(outcome)
-        self._is_first = False
         return outcome
 
     def scores_of(self, outcome: Outcome) -> Scores:
         """Copies of the logits of the last step that the call wants to keep."""
         request, scores = self.request, {}
         if request.output_scores:
-            own = keep_rows(self.state.warp, list(range(len(self.rows))))  # they come first
+            own = keep_rows(
+                self.state.logits_filter, list(range(len(self.rows)))
+            )  # they come first
             scores["scores"] = own.scores(outcome.logits)
         if request.output_logits:
             raw = outcome.logits if outcome.raw_logits is None else outcome.raw_logits
             scores["logits"] = raw.float().clone()
         return scores
-
-    def _check_probs(self, outcome: Outcome) -> None:
-        """Raises `ValueError` for draft probabilities that cannot be right, where the sampler does
-        not look at them; waits for the device, once in a call.
-        """
-        if outcome.verdict.faults is not None or outcome.draft.probs is None:
-            return
-        for row, faults in enumerate(find_draft_faults(outcome.draft).tolist()):
-            if faults:
-                text = fault_text(faults, self.parts.drafter, self.parts.sampler)
-                raise ValueError(f"in row {row} of the first step {text}")
 
     def synchronize(self) -> None:
         """Waits for the device and reads the rows' lengths, so that the next steps attend over no
@@ -222,7 +209,7 @@ class StepRecord:
     """
 
     index: int
-    rows: list[RowStep | None]
+    rows: list[RowStep | Any]  # `Any`: type checkers need not be told which rows still go on
 
 
 class OutputCollector:

@@ -236,7 +236,7 @@ class MeasuredLengths:
     def describe(self) -> Iterator[str]:
         """A line for each kind and size."""
         for signature, auto in self._of.items():
-            how = "greedy" if signature.warp[0] else "sampled"
+            how = "greedy" if signature.logits_filter[0] else "sampled"
             yield from (f"ms of a step by draft length, {how}, {line}" for line in auto.describe())
 
 

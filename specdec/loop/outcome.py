@@ -1,8 +1,11 @@
-"""What a step did: on the device, on its way to the host, and as plain Python values.
+"""What a step did: on the device, on its way to the host, and as plain Python values; and what was
+wrong with it.
 
 On the device, what breaks the contract of a drafter or a sampler is brought into a form that cannot
 harm the step (see `step.propose` and `step.commit`). The outcome keeps ids and counts as they were
-returned, and `find_faults` looks at them on the host, before any token of the step is emitted.
+returned, and of logits and draft probabilities, which stay on the device, a few numbers
+(`step.numbers_to_check`). `find_faults` looks at all of them on the host, before any token of the
+step is emitted.
 
 Legend: B rows, K draft tokens (nodes of a tree), D tokens of its longest path (K for a chain), V
 vocabulary.
@@ -10,7 +13,9 @@ vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import IntFlag
 from functools import cached_property
 from typing import Any
 
@@ -18,9 +23,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.arguments import name_of
 from specdec.graphs.tree import map_tensors
 from specdec.results import RowStep
-from specdec.types import Draft, Fault, Verdict
+from specdec.types import Draft, Verdict
+
+SUM_TOLERANCE = 1e-3
+"""How far the sum of draft probabilities may be from 1: float32 rounding of a wide row, and no
+more."""
+
+
+class Fault(IntFlag):
+    """What may be wrong with a row of a step."""
+
+    TARGET_LOGITS = 1
+    DRAFT_PROBS = 2
+    DRAFT_TOKEN = 4
+    DRAFT_ID = 8
+    NUM_VALID = 16
+    NUM_ACCEPTED = 32
+    EMITTED_ID = 64
+    ACCEPTED_TOKEN = 128
+    NUM_DRAFTED = 256
+    PARENT = 512
+
 
 _TEXTS = {
     Fault.TARGET_LOGITS: (
@@ -41,7 +67,7 @@ _TEXTS = {
     ),
     Fault.NUM_VALID: "{drafter}: Draft.num_valid is outside 0..K",
     Fault.PARENT: (
-        "{drafter}: Draft.parents of node i is outside -1..i - 1; -1 is the anchor, and a parent "
+        "{drafter}: Draft.parents of node i is outside -1..i - 1; -1 is the root, and a parent "
         "comes before its children"
     ),
     Fault.NUM_ACCEPTED: (
@@ -58,7 +84,7 @@ _TEXTS = {
     ),
     Fault.ACCEPTED_TOKEN: (
         "{sampler}: the sampler accepted tokens that are not the draft's; Verdict.tokens must "
-        "begin with the first num_accepted of draft.tokens, or those of a path from the anchor"
+        "begin with the first num_accepted of draft.tokens, or those of a path from the root"
     ),
 }
 """In the order in which one of several is named."""
@@ -72,35 +98,20 @@ def fault_text(faults: int, drafter: object, sampler: object) -> str:
     return text.format(drafter=name_of(drafter), sampler=name_of(sampler))
 
 
-def name_of(part: object) -> str:
-    """What messages call a part: its attribute `name` where that is a text, as of a foreign rule;
-    else its class's name.
-    """
-    name = getattr(part, "name", None)
-    return name if isinstance(name, str) else type(part).__name__
+def find_faults(told: Mapping[str, np.ndarray], vocab_size: int) -> np.ndarray:
+    """What is wrong with the rows of a step: `[B]` sums of `Fault` values, 0 for a sound row.
 
-
-def find_faults(
-    emitted: np.ndarray,
-    drafted: np.ndarray,
-    num_accepted: np.ndarray,
-    num_valid: np.ndarray,
-    num_drafted: np.ndarray,
-    vocab_size: int,
-    *,
-    tree: tuple[np.ndarray, np.ndarray] | None = None,
-) -> np.ndarray:
-    """What is wrong with the rows of a step, as drafter and sampler returned them: `[B]` sums of
-    `Fault` values, 0 for a sound row.
+    Draft probabilities matter of tokens that were up for decision, and logits up to the row that
+    the last emitted token comes from.
 
     Args:
-        emitted: `[B, D + 1]` tokens of the verdict.
-        drafted: `[B, K]` tokens of the draft.
-        num_accepted, num_valid, num_drafted: `[B]` of verdict, draft and verdict.
+        told: `PendingOutcome.columns`. `path` and `parents` are there of trees. Of chains they are
+            known, and nothing is looked up: this runs once in every step.
         vocab_size: V.
-        tree: `[B, D + 1]` path of the verdict, and `[B, K]` parents of the draft. Of chains they
-            are known, and nothing is looked up: this runs once in every step.
     """
+    emitted, drafted = told["emitted"], told["drafted"]
+    num_accepted, num_valid = told["num_accepted"], told["num_valid"]
+    num_drafted = told["num_drafted"]
     width, depth = drafted.shape[1], emitted.shape[1] - 1
     index = np.arange(max(width, depth) + 1)
     is_accepted = index[:depth] < num_accepted[:, None]
@@ -113,10 +124,10 @@ def find_faults(
         Fault.DRAFT_ID: (is_drafted & ((drafted < 0) | (drafted >= vocab_size))).any(axis=1),
         Fault.EMITTED_ID: (is_emitted & ((emitted < 0) | (emitted >= vocab_size))).any(axis=1),
     }
-    along, is_off = drafted, False
-    if tree is not None and width:
-        path, parents = tree
-        nodes = (path[:, 1:] - 1).clip(0, width - 1)
+    along, is_off, rows = drafted, False, None
+    if "path" in told and width:
+        path, parents = told["path"], told["parents"]
+        rows, nodes = path.clip(0, width), (path[:, 1:] - 1).clip(0, width - 1)
         along = np.take_along_axis(drafted, nodes, axis=1)
         is_late = (parents < -1) | (parents >= index[:width])
         found[Fault.PARENT] = (is_drafted & is_late).any(axis=1)
@@ -125,24 +136,39 @@ def find_faults(
         found[Fault.NUM_ACCEPTED] |= num_accepted > depth
     is_off = is_off | (emitted[:, :depth] != along)
     found[Fault.ACCEPTED_TOKEN] = (is_accepted & is_off).any(axis=1)
+    if "checked" in told:
+        largest, of_draft = np.split(told["checked"], [width + 1], axis=1)
+        largest = largest if rows is None else np.take_along_axis(largest, rows, axis=1)
+        found[Fault.TARGET_LOGITS] = (is_emitted & ~np.isfinite(largest)).any(axis=1)
+        is_judged = is_drafted & (index[:width] < num_drafted[:, None])
+        found |= _faults_of_probs(of_draft, is_judged)
     return np.stack(list(found.values()), axis=1) @ np.array(list(found), dtype=np.int64)
 
 
-def check_decisions(sampler: object, verdict: Verdict, draft: Draft, vocab_size: int) -> None:
+def _faults_of_probs(checked: np.ndarray, is_judged: np.ndarray) -> dict[Fault, np.ndarray]:
+    """What is wrong with the draft probabilities of the tokens that are judged, `[B, K]`."""
+    if not checked.shape[1]:
+        return {}
+    sums, least, own = np.split(checked, 3, axis=1)
+    is_off = ~(abs(sums - 1) <= SUM_TOLERANCE) | (least < 0)  # NaN is off
+    return {
+        Fault.DRAFT_PROBS: (is_judged & is_off).any(axis=1),
+        Fault.DRAFT_TOKEN: (is_judged & ~(own > 0)).any(axis=1),
+    }
+
+
+def check_decisions(sampler: object, verdict: Verdict, draft: Draft, logits: Tensor) -> None:
     """Raises `ValueError` for the first row of a verdict that breaks its contract; waits for the
-    device.
+    device. Draft probabilities and logits are not looked at.
     """
-    num_valid = torch.full_like(verdict.num_accepted, draft.tokens.shape[1])
-    num_valid = num_valid if draft.num_valid is None else draft.num_valid
-    num_drafted = num_valid if verdict.num_drafted is None else verdict.num_drafted
-    tensors = verdict.tokens, draft.tokens, verdict.num_accepted, num_valid, num_drafted
-    emitted, drafted, *counts = (tensor.cpu().numpy() for tensor in tensors)
-    tree = None if draft.is_chain else (verdict.path.cpu().numpy(), draft.parents.cpu().numpy())
-    faults = find_faults(emitted, drafted, *counts, vocab_size, tree=tree)
+    vocab_size, none = logits.shape[-1], torch.zeros_like(verdict.num_accepted)
+    told = Outcome(draft, verdict, logits, none, none > 0, vocab_size).fetch().columns
+    faults = find_faults(told, vocab_size)
     for row in faults.nonzero()[0][:1].tolist():
+        drafted, emitted = (told[name][row].tolist() for name in ("drafted", "emitted"))
         raise ValueError(
-            f"in row {row} {fault_text(int(faults[row]), None, sampler)} (drafted "
-            f"{drafted[row].tolist()}, {counts[0][row]} accepted, emitted {emitted[row].tolist()})"
+            f"in row {row} {fault_text(int(faults[row]), None, sampler)} (drafted {drafted}, "
+            f"{told['num_accepted'][row]} accepted, emitted {emitted})"
         )
 
 
@@ -159,6 +185,7 @@ class Outcome:
             row ends inside the block. The next step writes into the same tensor.
         is_eos: `[B]` bool: the row ended with an end-of-sequence token in this step.
         vocab_size: V.
+        checked: of `step.numbers_to_check`; `None` where nobody looks at them.
         logprobs: `[B, 2, D + 1]` float32 of the emitted tokens, where the call asked for them: as
             they were drawn, and by the softmax of the target's logits before processors.
         num_sound: `[B]` of the kept tokens, those before one that no distribution stands for
@@ -172,6 +199,7 @@ class Outcome:
     num_new: Tensor
     is_eos: Tensor
     vocab_size: int
+    checked: Tensor | None = None
     logprobs: Tensor | None = None
     num_sound: Tensor | None = None
     raw_logits: Tensor | None = None
@@ -181,7 +209,7 @@ class Outcome:
         window where no token was possible, `[B, K + 1]` bool.
         """
         index = torch.arange(self.draft.depth + 1, device=is_empty.device)
-        is_empty = is_empty.gather(1, self.verdict.path.clamp(0, is_empty.shape[1] - 1))
+        is_empty = is_empty.gather(1, self.verdict.rows.clamp(0, is_empty.shape[1] - 1))
         first = torch.where(is_empty, index, len(index)).amin(dim=1)
         return replace(self, num_sound=torch.minimum(self.num_new, first))
 
@@ -203,12 +231,13 @@ class Outcome:
             "num_accepted": verdict.num_accepted,
             "num_drafted": verdict.num_drafted,
             "num_valid": proposed.num_valid,
-            "faults": verdict.faults,
             "emitted": verdict.tokens,
             "drafted": proposed.tokens,
         }
         if not proposed.is_chain:
-            columns |= {"path": verdict.path, "parents": proposed.parents}
+            columns |= {"path": verdict.rows, "parents": proposed.parents}
+        if self.checked is not None:  # the same bits, so that one table holds everything
+            columns["checked"] = self.checked.view(torch.long)
         columns = {name: column for name, column in columns.items() if column is not None}
         columns = {name: c[:, None] if c.dim() == 1 else c for name, c in columns.items()}
         widths = {name: column.shape[1] for name, column in columns.items()}
@@ -257,21 +286,20 @@ class PendingOutcome:
         for name, width in self.widths.items():
             start, end = end, end + width
             given[name] = table[:, start:end] if name in _TABLES else table[:, start]
+        if "checked" in given:
+            given["checked"] = given["checked"].view(np.float64)
         everything = np.full(len(table), self.widths["drafted"])
         usual = {"num_valid": everything, "num_drafted": given.get("num_valid", everything)}
-        usual |= {"faults": 0 * everything, "num_sound": given["num_new"]}
-        return usual | given
+        return usual | {"num_sound": given["num_new"]} | given
 
     def read(self) -> list[RowStep]:
         """What the step did, row by row."""
         told = dict(self.columns)
-        tree = (told["path"], told["parents"]) if "path" in told else None
-        counts = (told[name] for name in ("num_accepted", "num_valid", "num_drafted"))
-        tokens = told["emitted"], told["drafted"]
-        faults = told["faults"] | find_faults(*tokens, *counts, self.vocab_size, tree=tree)
+        faults = find_faults(told, self.vocab_size)
         is_empty = told["num_sound"] < told["num_new"]
         told["num_sound"] = np.where(faults > 0, 0, told["num_sound"])
         told["faults"] = faults | int(Fault.TARGET_LOGITS) * is_empty
+        told.pop("checked", None)
         rows = {name: column.tolist() for name, column in told.items()}
         if self.logprobs is not None:
             rows["logprobs"] = self.logprobs.wait().tolist()
@@ -279,7 +307,7 @@ class PendingOutcome:
         return [_row_step(dict(zip(rows, row, strict=True))) for row in columns]
 
 
-_TABLES = "emitted", "drafted", "path", "parents"
+_TABLES = "emitted", "drafted", "path", "parents", "checked"
 """Columns of `PendingOutcome` that are no counts."""
 
 

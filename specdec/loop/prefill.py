@@ -13,7 +13,6 @@ from collections.abc import Callable, Container, Iterable
 import torch
 
 from specdec.loop.state import Parts, StepState
-from specdec.types import Context
 
 
 def chunks(length: int, chunk_size: int) -> list[int]:
@@ -66,22 +65,15 @@ def prefill_chunk(parts: Parts, state: StepState, size: int) -> None:
         size: tokens of the chunk.
     """
     buffer, start = state.buffer, state.chunk_start
-    num_read = buffer.anchor_position  # [B], of the last prompt token
+    num_read = buffer.root_position  # [B], of the last prompt token
     positions = start + torch.arange(size + 1, device=start.device)
     known = positions.clamp(max=buffer.tokens.shape[1] - 1)
     tokens = buffer.tokens.index_select(1, known)  # [B, size + 1]
-    inputs = state.target_inputs(parts)
-    features = parts.target.prefill(state.cache, tokens[:, :-1], num_read, offset=start, **inputs)
-    context = Context(
-        tokens=tokens,
-        features=features,
-        start=start.repeat(len(num_read)),
-        # The pair (feature of the last token read, last prompt token) is left to the first
-        # proposal.
-        num_new=(num_read - 1 - start).clamp(-1, size),
-        target=state.text(parts, num_read.clamp(max=start + size)),
-        row_inputs=state.row_inputs,
-    )
+    features = parts.target.prefill(state.cache, tokens[:, :-1], num_read, offset=start)
+    # The pair (feature of the last token read, last prompt token) is left to the first proposal.
+    num_new = (num_read - 1 - start).clamp(-1, size)
+    known = tokens, features, start.repeat(len(num_read)), num_new
+    context = state.context_of(parts, *known, num_read=num_read.clamp(max=start + size))
     if state.signature.num_draft_tokens > 0:
         parts.drafter.prefill(context, state.drafter_state)
     if features is not None:

@@ -57,7 +57,7 @@ def process_step(request: Request, buffer: TokenBuffer, draft: Draft, logits: Te
     Processors run on the host and need token values, so this waits for the device. The buffer is
     that of the generation before the step is committed.
     """
-    ends = (buffer.anchor_position + 1).tolist()
+    ends = (buffer.root_position + 1).tolist()
     table, lengths = buffer.tokens.tolist(), request.lengths
     rows = zip(request.shown_prompts, table, lengths, ends, strict=True)
     prefixes = [prompt + tokens[start:end] for prompt, tokens, start, end in rows]
@@ -111,7 +111,7 @@ def process_window(
         ids[row, len(prefix) : len(prefix) + width - 1] = draft.tokens[row].clamp(min=0)
     visits: dict[tuple[int, int], list[tuple[int, list[int]]]] = defaultdict(list)
     for row, of_row in enumerate(draft.window_parents.tolist()):
-        paths = [[0]]  # of each row of the window, from the anchor
+        paths = [[0]]  # of each row of the window, from the root
         for node, parent in enumerate(of_row, start=1):
             paths.append([*paths[parent], node])
         lengths = [starts[row] + len(path) - 1 for path in paths]

@@ -18,7 +18,7 @@ from torch import Tensor
 from specdec.drafters.base import Drafter, check_state
 from specdec.graphs.tree import copy_from_host, copy_into, fill, map_tensors, parts_of, shared
 from specdec.request.call import Request
-from specdec.samplers import Noise, Sampler, Warp
+from specdec.samplers import LogitsFilter, Noise, Sampler
 from specdec.targets import Target
 from specdec.targets.cache import SlotCache, narrowed
 from specdec.targets.text import TargetText
@@ -54,7 +54,7 @@ class Signature(NamedTuple):
         batch_size: B, rows that fill up a bucket included.
         num_draft_tokens: K of the drafter.
         tree_depth: D of a drafter of trees, `None` of one of chains.
-        warp: which of a warp's values are in use (`Warp.signature`).
+        logits_filter: which of a filter's values are in use (`LogitsFilter.signature`).
         wants_probs: drafters return probabilities.
         is_captured: steps are to be captured, and so attend over all slots.
         row_inputs: name, shape of a row and data type of each.
@@ -66,7 +66,7 @@ class Signature(NamedTuple):
     batch_size: int
     num_draft_tokens: int
     tree_depth: int | None
-    warp: tuple
+    logits_filter: tuple
     wants_probs: bool
     is_captured: bool
     row_inputs: tuple = ()
@@ -81,7 +81,7 @@ class Signature(NamedTuple):
 
     @property
     def num_behind(self) -> int:
-        """Slots behind the text: of the anchor, of a draft, and those that the drafter adds."""
+        """Slots behind the text: of the root, of a draft, and those that the drafter adds."""
         return self.num_draft_tokens + 1 + self.extra_slots
 
 
@@ -89,7 +89,7 @@ class Signature(NamedTuple):
 class TokenBuffer:
     """The committed tokens of a batch: int64 tensors that are allocated once and updated in place.
 
-    How far each row has come stands here and nowhere else: `load` sets the position of its anchor
+    How far each row has come stands here and nowhere else: `load` sets the position of its root
     and `commit` advances it.
 
     Args:
@@ -100,12 +100,12 @@ class TokenBuffer:
         device: where the tensors live.
 
     Attributes:
-        tokens: `[B, S]` committed tokens; what follows a row's anchor is garbage.
-        anchor_position: `[B]`; so many tokens have been through the target.
-        anchor: `[B]` the last committed token.
+        tokens: `[B, S]` committed tokens; what follows a row's root is garbage.
+        root_position: `[B]`; so many tokens have been through the target.
+        root: `[B]` the last committed token.
         remaining: `[B]` tokens that each row may still commit; 0 for rows that have ended.
-        recent: `[B, D + 2]` the anchor of the last step and what its sampler emitted.
-        start: `[B]` position of that anchor.
+        recent: `[B, D + 2]` the root of the last step and what its sampler emitted.
+        start: `[B]` position of that root.
         num_new: `[B]` tokens that the last step committed.
         longest: upper bound, on the host, of the tokens that a row has committed. `commit` adds the
             most that a step can commit; a replayed graph does not (see `StepState.num_in_use`).
@@ -114,13 +114,13 @@ class TokenBuffer:
         >>> buffer = TokenBuffer(1, 16, depth=2, vocab_size=50)
         >>> buffer.load(torch.tensor([[7, 8, 9]]), [3], max_new_tokens=5, eos=())
         >>> ended = buffer.commit(torch.tensor([[20, 21, PAD_TOKEN]]), torch.tensor([1]))
-        >>> buffer.anchor_position, buffer.anchor, buffer.recent
+        >>> buffer.root_position, buffer.root, buffer.recent
         (tensor([4]), tensor([21]), tensor([[ 9, 20, 21, -1]]))
     """
 
     tokens: Tensor
-    anchor_position: Tensor
-    anchor: Tensor
+    root_position: Tensor
+    root: Tensor
     remaining: Tensor
     recent: Tensor
     start: Tensor
@@ -144,7 +144,7 @@ class TokenBuffer:
 
         self.tokens = integers(batch_size, num_slots)
         self.recent = integers(batch_size, depth + 2)
-        for name in ("anchor_position", "anchor", "remaining", "start", "num_new"):
+        for name in ("root_position", "root", "remaining", "start", "num_new"):
             setattr(self, name, integers(batch_size))
         self._offsets = torch.arange(depth + 2, device=device)
         self._ends = integers(vocab_size + 1)  # the last entry is that of PAD_TOKEN
@@ -153,7 +153,7 @@ class TokenBuffer:
     def load(
         self, tokens: Tensor, lengths: list[int], *, max_new_tokens: int, eos: tuple[int, ...]
     ) -> None:
-        """Starts over with new prompts. The last token of each is its anchor, and to the drafter it
+        """Starts over with new prompts. The last token of each is its root, and to the drafter it
         is newly committed.
 
         Args:
@@ -163,14 +163,14 @@ class TokenBuffer:
             eos: ids that end a row.
         """
         self.tokens.fill_(PAD_TOKEN)
-        mine = [self.tokens[:, : tokens.shape[1]], self.anchor_position]
+        mine = [self.tokens[:, : tokens.shape[1]], self.root_position]
         copy_from_host(mine, [tokens, torch.tensor(lengths, device="cpu") - 1])
         self.longest = max(lengths)
         self._room = self.longest + max_new_tokens
         self.remaining.fill_(max_new_tokens)
-        torch.clamp(self.anchor_position, max=1, out=self.num_new)
-        torch.sub(self.anchor_position, self.num_new, out=self.start)
-        torch.gather(self.tokens, 1, self.anchor_position[:, None], out=self.anchor[:, None])
+        torch.clamp(self.root_position, max=1, out=self.num_new)
+        torch.sub(self.root_position, self.num_new, out=self.start)
+        torch.gather(self.tokens, 1, self.root_position[:, None], out=self.root[:, None])
         torch.gather(self.tokens, 1, self.start[:, None] + self._offsets, out=self.recent)
         self._ends.fill_(len(self._offsets) - 1)
         for token in eos:
@@ -193,12 +193,12 @@ class TokenBuffer:
         first_end = (self._ends.take(tokens) + offsets[:-1]).amin(dim=1)  # [B]
         num_kept = torch.minimum(num_accepted + 1, self.remaining)
         is_eos = first_end < num_kept
-        self.tokens.scatter_(1, self.anchor_position[:, None] + offsets[1:], tokens)
-        torch.cat([self.anchor[:, None], tokens], dim=1, out=self.recent[:, : width + 1])
+        self.tokens.scatter_(1, self.root_position[:, None] + offsets[1:], tokens)
+        torch.cat([self.root[:, None], tokens], dim=1, out=self.recent[:, : width + 1])
         torch.minimum(num_kept, first_end + 1, out=self.num_new)
-        self.start.copy_(self.anchor_position)
-        self.anchor_position += self.num_new
-        torch.gather(self.recent, 1, self.num_new[:, None], out=self.anchor[:, None])
+        self.start.copy_(self.root_position)
+        self.root_position += self.num_new
+        torch.gather(self.recent, 1, self.num_new[:, None], out=self.root[:, None])
         self.remaining -= self.num_new
         self.remaining.masked_fill_(is_eos, 0)
         self.note_longest(self.longest + width)
@@ -218,24 +218,22 @@ class StepState:
         signature: of the calls that are loaded into it.
         vocab_size: V of the target.
         buffer: committed tokens and lengths.
-        warp: how the rows' logits become probabilities.
+        logits_filter: how the rows' logits become probabilities.
         noise: the rows' random numbers.
         cache: the target's keys and values.
         drafter_state: the drafter's own.
         features: `[B, D + 1, F]` of the tokens before those of the last step, or `None`.
-        row_inputs: `[B, ...]` by name, what the call brought for each row.
         chunk_start: `[]` position of the first token of the prompt chunk that is read next.
     """
 
     signature: Signature
     vocab_size: int
     buffer: TokenBuffer
-    warp: Warp
+    logits_filter: LogitsFilter
     noise: Noise
     cache: SlotCache
     drafter_state: Any
     features: Tensor | None
-    row_inputs: dict[str, Tensor]
     chunk_start: Tensor = shared()
 
     @classmethod
@@ -253,27 +251,26 @@ class StepState:
         if target.feature_width:
             shape = rows, depth + 1, target.feature_width
             features = torch.zeros(shape, dtype=target.dtype, device=device)
+        options = {"max_window": drafter.num_draft_tokens + 1, "extra_slots": signature.extra_slots}
+        cache = target.init_cache(rows, num_slots, **options)
+        cache.row_inputs = map_tensors(
+            partial(torch.zeros_like, device=device), _inputs_of(request)
+        )
         return cls(
             signature=signature,
             vocab_size=target.vocab_size,
             buffer=TokenBuffer(rows, num_slots, depth=depth, **sizes),
-            warp=Warp(rows, device=device, **request.warp),
+            logits_filter=LogitsFilter(rows, device=device, **request.logits_filter),
             noise=parts.sampler.noise_type([0] * rows, device=device),
-            cache=target.init_cache(
-                rows,
-                num_slots,
-                max_window=drafter.num_draft_tokens + 1,
-                extra_slots=signature.extra_slots,
-            ),
+            cache=cache,
             drafter_state=drafter_state,
             features=features,
-            row_inputs=map_tensors(partial(torch.zeros_like, device=device), request.row_inputs),
             chunk_start=torch.zeros((), dtype=torch.long, device=device),
         )
 
-    def with_options(self, signature: Signature, warp: Warp) -> StepState:
-        """The same tensors for calls of another signature, with a warp of theirs."""
-        return replace(self, signature=signature, warp=warp)
+    def with_options(self, signature: Signature, logits_filter: LogitsFilter) -> StepState:
+        """The same tensors for calls of another signature, with a filter of theirs."""
+        return replace(self, signature=signature, logits_filter=logits_filter)
 
     @property
     def device(self) -> torch.device:
@@ -294,10 +291,14 @@ class StepState:
             eos=request.eos,
         )
         self.buffer.remaining[num_real:] = 0
-        values = Warp(rows, **request.warp), type(self.noise)(request.seeds or [0] * rows)
-        copy_into((self.warp, self.noise, self.row_inputs), (*values, request.row_inputs))
+        values = (
+            LogitsFilter(rows, **request.logits_filter),
+            type(self.noise)(request.seeds or [0] * rows),
+        )
         # A masked slot has weight 0, but a NaN that a broken model left there would still be one.
         fill((self.cache, self.drafter_state, self.features), 0)
+        mine = self.logits_filter, self.noise, self.cache.row_inputs
+        copy_into(mine, (*values, _inputs_of(request)))
 
     @property
     def num_in_use(self) -> int:
@@ -324,9 +325,15 @@ class StepState:
         keys and values where it reads them.
         """
         buffer = self.buffer
-        text = self.text(parts, buffer.anchor_position)
         known = buffer.recent, self.features, buffer.start, buffer.num_new
-        return Context(*known, target=text, row_inputs=self.row_inputs)
+        return self.context_of(parts, *known, num_read=buffer.root_position)
+
+    def context_of(self, parts: Parts, *known: Tensor | None, num_read: Tensor) -> Context:
+        """A context of these tokens, features, starts and counts, where the target has read the
+        first `num_read` `[B]` tokens of each row.
+        """
+        text, own = self.text(parts, num_read), self.cache.row_inputs
+        return Context(*known, target=text, row_inputs=own)
 
     def text(self, parts: Parts, lengths: Tensor) -> TargetText | None:
         """What the target has of the first `lengths` `[B]` tokens of each row, where the drafter
@@ -334,11 +341,11 @@ class StepState:
         """
         if not parts.drafter.reads_target:
             return None
-        inputs = self.target_inputs(parts)
-        room = self.signature.num_behind
-        return TargetText(parts.target, self.cache, lengths, room=room, **inputs)
+        return TargetText(parts.target, self.cache, lengths, room=self.signature.num_behind)
 
-    def target_inputs(self, parts: Parts) -> dict[str, Tensor]:
-        """Those of the row inputs that the target reads, see `Target.verify`."""
-        names, own = parts.target.row_inputs, self.row_inputs
-        return {name: own[name] for name in names if name in own}
+
+def _inputs_of(request: Request) -> dict[str, Tensor]:
+    """What windows say of the rows of a call, on the host; see `SlotCache`."""
+    ends = torch.tensor(request.lengths, device="cpu") - 1
+    ends = ends + request.row_inputs.get("position_offset", 0)
+    return {**request.row_inputs, "prompt_end": ends}

@@ -15,13 +15,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specdec.arguments import shown
+from specdec.arguments import name_of, shown
 from specdec.kernels import take_rows
-from specdec.loop.outcome import Outcome, name_of
+from specdec.loop.outcome import Outcome
 from specdec.loop.state import Parts, StepState
 from specdec.samplers.base import Sampler
+from specdec.samplers.logits_filter import logprobs_of
 from specdec.samplers.noise import StepNoise
-from specdec.samplers.warp import logprobs_of
 from specdec.types import Draft, TargetOutput, Verdict
 
 Stepper = Callable[[StepState, int], Outcome]
@@ -66,7 +66,7 @@ def step(
     Raises:
         TypeError, ValueError: drafter or sampler returned no draft or verdict of the step's sizes.
     """
-    noise = state.noise.at(state.buffer.anchor_position, num_draft_tokens + 1)
+    noise = state.noise.at(state.buffer.root_position, num_draft_tokens + 1)
     draft = propose(parts, state, noise, num_draft_tokens)
     mark("draft")
     output = verify(parts, state, draft)
@@ -107,7 +107,7 @@ def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: i
     sampler, drafter = parts.sampler, parts.drafter
     signature, vocab_size = state.signature, state.vocab_size
     wants = {"wants_probs": signature.wants_probs, "wants_raw": signature.wants_raw}
-    drawing = sampler.drawing(num_draft_tokens, state.warp, noise, **wants)
+    drawing = sampler.drawing(num_draft_tokens, state.logits_filter, noise, **wants)
     draft = drafter.propose(state.context(parts), state.drafter_state, drawing)
     shape = signature.batch_size, num_draft_tokens
     _check_fit(drafter, draft, Draft, shape, state.device)
@@ -127,9 +127,9 @@ def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: i
 
 
 def verify(parts: Parts, state: StepState, draft: Draft) -> TargetOutput:
-    """The target's logits and features of the anchor and the draft, in the draft's order."""
-    start, anchor = state.buffer.anchor_position, state.buffer.anchor
-    return parts.target.verify(state.cache, start, anchor, draft, **state.target_inputs(parts))
+    """The target's logits and features of the root and the draft, in the draft's order."""
+    start, root = state.buffer.root_position, state.buffer.root
+    return parts.target.verify(state.cache, start, root, draft)
 
 
 def accept(
@@ -147,13 +147,33 @@ def accept(
         output: of the target.
         logits: `[B, K + 1, V]` that the sampler sees: the target's own, or edited ones.
     """
-    verdict = check_verdict(parts.sampler, parts.sampler(draft, logits, state.warp, noise), draft)
+    verdict = check_verdict(
+        parts.sampler, parts.sampler(draft, logits, state.logits_filter, noise), draft
+    )
     is_eos = commit(state, draft, verdict, output.features)
     logprobs = None
     if state.signature.wants_logprobs:
         logprobs = _logprobs(state, draft, verdict, output.logits, logits)
     num_new, vocab_size = state.buffer.num_new, state.vocab_size
-    return Outcome(draft, verdict, logits, num_new, is_eos, vocab_size, logprobs)
+    checked = numbers_to_check(draft, logits)
+    return Outcome(draft, verdict, logits, num_new, is_eos, vocab_size, checked, logprobs)
+
+
+def numbers_to_check(draft: Draft, logits: Tensor) -> Tensor:
+    """What `outcome.find_faults` looks at of tables that stay on the device.
+
+    Args:
+        draft: K tokens per row.
+        logits: `[B, N, V]` that it was verified by.
+
+    Returns:
+        `[B, N]` float64, the largest logit of each row of the window, NaN where one is NaN; with
+        draft probabilities `[B, N + 3 K]`, of each token their sum, the smallest, and its own.
+    """
+    found = [logits.amax(dim=-1)]
+    if draft.probs is not None:
+        found += draft.probs.sum(dim=-1), draft.probs.amin(dim=-1), draft.token_probs
+    return torch.cat(found, dim=1).double()
 
 
 def _logprobs(
@@ -166,7 +186,7 @@ def _logprobs(
     if not draft.is_chain:
         rows = verdict.path.clamp(0, raw.shape[1] - 1)
         raw, logits = take_rows(raw, rows), take_rows(logits, rows)
-    both = state.warp.scores(logits), raw
+    both = state.logits_filter.scores(logits), raw
     return torch.stack([logprobs_of(tokens, scores) for scores in both], dim=1)
 
 
@@ -198,7 +218,7 @@ def check_verdict(sampler: Sampler, verdict: object, draft: Draft) -> Verdict:
         ValueError: other sizes or another device; names both sides. No path through a tree.
     """
     _check_fit(sampler, verdict, Verdict, (len(draft.tokens), draft.depth + 1), draft.tokens.device)
-    if not (draft.is_chain or verdict.has_path):
+    if verdict.path is None and not draft.is_chain:
         raise ValueError(
             f"{name_of(sampler)} returned path=None for a tree; Verdict.path names the nodes of a "
             "tree that were accepted, and is None for a chain"

@@ -21,7 +21,7 @@ from specdec.loop.replay import NUM_EAGER, Replay
 from specdec.loop.state import Parts, Signature, StepState, bucket_of_rows
 from specdec.loop.step import Stepper, step
 from specdec.request import Request
-from specdec.samplers import Warp
+from specdec.samplers import LogitsFilter
 from specdec.targets import Target
 from specdec.targets.cache import memory_bytes
 from specdec.targets.target import SlotModel
@@ -50,7 +50,7 @@ class Storage:
         self.parts, self.state, self.serves, self.replay = parts, state, serves, replay
         self.stepper: Stepper = partial(step, parts) if replay is None else replay
         self.size_bytes = size_bytes(state)
-        self._warps: dict[Signature, Warp] = {state.signature: state.warp}
+        self._filters: dict[Signature, LogitsFilter] = {state.signature: state.logits_filter}
         self._is_idle: torch.cuda.Event | None = None
 
     @property
@@ -59,11 +59,13 @@ class Storage:
         return self.state.cache.num_slots
 
     def load(self, request: Request, signature: Signature) -> None:
-        """Writes a call into the storage. A warp of other options is another set of tensors."""
-        if signature not in self._warps:
+        """Writes a call into the storage. A filter of other options is another set of tensors."""
+        if signature not in self._filters:
             rows, device = signature.batch_size, self.state.device
-            self._warps[signature] = Warp(rows, device=device, **request.filled_to(rows).warp)
-        self.state = self.state.with_options(signature, self._warps[signature])
+            self._filters[signature] = LogitsFilter(
+                rows, device=device, **request.filled_to(rows).logits_filter
+            )
+        self.state = self.state.with_options(signature, self._filters[signature])
         if self.replay is not None:
             self.replay.state = self.state
         self.state.load(request)
@@ -183,7 +185,9 @@ class StoragePool:
         """
         self._last_reason, captures = why_eager, why_eager is None
         signature = signature_of(parts, request, captures)
-        of_any_options = signature._replace(warp=(), wants_probs=False, wants_logprobs=False)
+        of_any_options = signature._replace(
+            logits_filter=(), wants_probs=False, wants_logprobs=False
+        )
         serves = parts, of_any_options, _frozen_values(parts, captures)
         length = max(request.lengths) + request.max_new_tokens
         num_slots = length + signature.num_behind
@@ -281,7 +285,7 @@ def signature_of(parts: Parts, request: Request, captures: bool) -> Signature:
         num_draft_tokens=parts.drafter.num_draft_tokens,
         tree_depth=parts.drafter.tree_depth,
         extra_slots=parts.drafter.extra_slots,
-        warp=Warp(rows, **request.warp).signature,
+        logits_filter=LogitsFilter(rows, **request.logits_filter).signature,
         wants_probs=request.draft_probs and parts.sampler.uses_draft_probs,
         is_captured=captures,
         row_inputs=tuple((n, x.shape[1:], x.dtype) for n, x in request.row_inputs.items()),

@@ -117,15 +117,15 @@ class StepTracer:
 
 def _numbers(outcome: Outcome, state: StepState, uses_draws: bool) -> dict[str, Tensor]:
     """What `StepNumbers` holds: `[B, K]` of the draft tokens, `[B, K + 1]` target entropies, and
-    `[B]` of the anchor and the extra token.
+    `[B]` of the root and the extra token.
     """
     draft, verdict, logits = outcome.draft, outcome.verdict, outcome.logits
     width = draft.tokens.shape[1]
-    probs = state.warp(logits)  # [B, K + 1, V]
+    probs = state.logits_filter(logits)  # [B, K + 1, V]
     tokens = draft.tokens.clamp(0, outcome.vocab_size - 1)
     end = verdict.num_accepted.clamp(0, draft.depth)[:, None]  # [B, 1]
     extra = verdict.tokens.gather(1, end).clamp(0, outcome.vocab_size - 1)
-    end = verdict.path.gather(1, end).clamp(0, width)
+    end = verdict.rows.gather(1, end).clamp(0, width)
     flat = probs.flatten(1)
     target_probs = flat.gather(1, draft.window_parents * outcome.vocab_size + tokens)
     extra_target_prob = flat.gather(1, end * outcome.vocab_size + extra)
@@ -145,10 +145,10 @@ def _numbers(outcome: Outcome, state: StepState, uses_draws: bool) -> dict[str, 
     if raw_draft_probs is None or raw_draft_probs.shape[1] != width:
         raw_draft_probs = torch.full_like(raw_target_probs, torch.nan)
     draws = torch.full_like(target_probs, torch.nan, dtype=torch.float64)
-    if uses_draws and not state.warp.is_greedy and width:
+    if uses_draws and not state.logits_filter.is_greedy and width:
         draws = state.noise.at(state.buffer.start, width + 1).uniform(Stream.ACCEPT)[:, :width]
-        if state.warp.greedy_rows is not None:
-            draws = draws.masked_fill(state.warp.greedy_rows[:, None], torch.nan)
+        if state.logits_filter.greedy_rows is not None:
+            draws = draws.masked_fill(state.logits_filter.greedy_rows[:, None], torch.nan)
     return {
         "position": state.buffer.start,
         "draft_probs": draft_probs,

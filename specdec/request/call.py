@@ -18,11 +18,12 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedTokenizerBase,
+    StoppingCriteria,
     StoppingCriteriaList,
 )
 
-from specdec.arguments import check_choice, check_integer, plain_numbers, shown
-from specdec.hf import HEALING, UNSUPPORTED, WARPS
+from specdec.arguments import check_choice, check_integer, name_of, plain_numbers, shown
+from specdec.hf import FILTERS, HEALING, UNSUPPORTED
 from specdec.processes import agreed
 from specdec.request.grammar import GrammarProcessor
 from specdec.request.options import (
@@ -32,10 +33,10 @@ from specdec.request.options import (
     sampling_of,
     split_warpers,
 )
-from specdec.request.processors import name_of, refuse_stateful
+from specdec.request.processors import refuse_stateful
 from specdec.request.prompts import check_ids, offsets_among, read_batch, read_row_inputs
 from specdec.request.sampling import Sampling
-from specdec.samplers.warp import Warp
+from specdec.samplers.logits_filter import LogitsFilter
 from specdec.targets import Target
 
 Method = TypeVar("Method", bound=Callable)
@@ -99,7 +100,7 @@ class GenerateOptions(TypedDict, total=False):
             value for each prompt or row. Every target knows `"position_offset"`, an integer >= 0:
             the row's first token stands at this position. A target with LoRA layers of PEFT's knows
             `"adapter"`: the name of the row's, `"__base__"` for none. A drafter names its own
-            (`Drafter.row_inputs`).
+            (`Drafter.row_inputs`), an edit of the target likewise.
     """
 
     max_new_tokens: int
@@ -112,8 +113,8 @@ class GenerateOptions(TypedDict, total=False):
     seed: int | list[int]
     eos_token_id: int | list[int]
     pad_token_id: int
-    logits_processor: LogitsProcessorList
-    stopping_criteria: StoppingCriteriaList
+    logits_processor: LogitsProcessorList | Sequence[LogitsProcessor]
+    stopping_criteria: StoppingCriteriaList | Sequence[StoppingCriteria]
     stop_strings: str | list[str]
     tokenizer: PreTrainedTokenizerBase
     num_return_sequences: int
@@ -150,7 +151,7 @@ _LEAST = {
 OUTPUTS = {"output_scores", "output_logits", "output_logprobs"}
 _FLAGS = {"do_sample", "neutral", "draft_probs"} | OUTPUTS
 _OURS = {"seed", "row_inputs", "draft_probs", "num_draft_tokens", "output_logprobs"}
-_NUMBERS = {*_LEAST, *_FLAGS, *WARPS, "eos_token_id", "pad_token_id"}
+_NUMBERS = {*_LEAST, *_FLAGS, *FILTERS, "eos_token_id", "pad_token_id"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +165,7 @@ class Request:
         lengths: real tokens of each row.
         max_new_tokens: that each row may get; 0 where the prompts fill the allowed length.
         sampling: the record of what tokens are drawn from.
-        warp: arguments of `Warp`; every value a scalar or one per row.
+        logits_filter: arguments of `LogitsFilter`; every value a scalar or one per row.
         seeds: one per row, or `None` for a greedy generation.
         eos: ids that end a row.
         pad: fills a row after its end.
@@ -184,7 +185,7 @@ class Request:
     lengths: list[int]
     max_new_tokens: int
     sampling: Sampling
-    warp: dict[str, Any]
+    logits_filter: dict[str, Any]
     seeds: list[int] | None
     eos: tuple[int, ...] = ()
     pad: int = 0
@@ -219,9 +220,9 @@ class Request:
         missing = rows - len(self.lengths)
         if missing == 0:
             return self
-        warp = {
+        logits_filter = {
             name: [*value, *value[-1:] * missing] if isinstance(value, list) else value
-            for name, value in self.warp.items()
+            for name, value in self.logits_filter.items()
         }
         own = {
             name: torch.cat([value, value[-1:].expand(missing, *value.shape[1:])])
@@ -232,7 +233,7 @@ class Request:
             padded=pad(self.padded, (0, 0, 0, missing)),
             tokens=pad(self.tokens, (0, 0, 0, missing)),
             lengths=[*self.lengths, *[1] * missing],
-            warp=warp,
+            logits_filter=logits_filter,
             seeds=None if self.seeds is None else [*self.seeds, *[0] * missing],
             row_inputs=own,
         )
@@ -282,7 +283,7 @@ def request_of(
             HF has looked for the padding id itself, and drops masks of ones.
         processors, criteria, config: what HF hands to a decoding function.
         tokenizer: of the target.
-        of_rows: values of a warp that only specdec knows.
+        of_rows: values of a filter that only specdec knows.
         alone: makes the processors of one row from its prompt `[1, t]`; `None` where they see the
             padded batch.
         passed: names of the processors that the call itself passed.
@@ -308,13 +309,17 @@ def request_of(
     rows, room = len(lengths), max_length - padded.shape[1]
     inputs = _row_inputs(target, row_inputs, rows, copies if alone is not None else 1)
     _check_room(target, lengths, room, inputs)
-    history, warp = split_warpers(processors, config)
-    warp = {"temperature": 1.0 if config.do_sample else 0.0, **warp, **(of_rows or {})}
-    is_greedy = Warp(rows, **warp).is_greedy
+    history, logits_filter = split_warpers(processors, config)
+    logits_filter = {
+        "temperature": 1.0 if config.do_sample else 0.0,
+        **logits_filter,
+        **(of_rows or {}),
+    }
+    is_greedy = LogitsFilter(rows, **logits_filter).is_greedy
     request = Request(
         *(padded, tokens, lengths, room),
         sampling=replace(sampling_of(config, eos), **(of_rows or {}), processors=list(passed)),
-        warp=warp,
+        logits_filter=logits_filter,
         seeds=None if is_greedy else _read_seeds(target, seed, rows, copies),
         eos=eos,
         pad=padding_id if padding_id is not None else next(iter(eos), 0),

@@ -11,16 +11,16 @@ from transformers import LogitsProcessor
 class Matcher(Protocol):
     """A grammar's position in one text; `xgrammar.GrammarMatcher` is one."""
 
-    def accept_token(self, token_id: int) -> bool:
+    def accept_token(self, token_id: int, /) -> bool:
         """Advances by a token; returns `False`, and stays, where the grammar does not allow it."""
 
-    def rollback(self, num_tokens: int) -> None:
+    def rollback(self, num_tokens: int, /) -> None:
         """Takes back the last tokens, any number of them."""
 
     def is_terminated(self) -> bool:
         """The text is complete, its end-of-sequence token included."""
 
-    def fill_next_token_bitmask(self, bitmask: Tensor, index: int) -> object:
+    def fill_next_token_bitmask(self, bitmask: Tensor, index: int, /) -> object:
         """Writes row `index` of `[B, ceil(V / 32)]` int32: bit v % 32 of word v // 32 is 1 if token
         v may come next.
         """

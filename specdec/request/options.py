@@ -29,11 +29,10 @@ from transformers import (
 )
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from specdec.arguments import plain_numbers, shown
-from specdec.hf import BEFORE_WARPS, BESIDE_WARPS, HEALING, UNSUPPORTED, WARPS
-from specdec.request.processors import name_of
+from specdec.arguments import name_of, plain_numbers, shown
+from specdec.hf import BEFORE_FILTERS, BESIDE_FILTERS, FILTERS, HEALING, UNSUPPORTED
 from specdec.request.sampling import Sampling
-from specdec.samplers.warp import Warp
+from specdec.samplers.logits_filter import LogitsFilter
 from specdec.targets import Target
 
 WARPERS = {  # in HF's order, with the attribute that holds the value
@@ -103,13 +102,13 @@ def resolve(target: Target, input_ids: Tensor, given: dict[str, Any]) -> Resolve
 
     Returns:
         What HF hands to a decoding function: processors, criteria and configuration; then values of
-        a warp that HF does not know, and what makes the processors of one row from its prompt
+        a filter that HF does not know, and what makes the processors of one row from its prompt
         `[1, t]` without its padding.
     """
     given = dict(given)
     is_neutral = given.pop("neutral", False)
     model = neutral(target.model) if is_neutral else target.model
-    warp = {name: given.pop(name) for name in WARPS if name in given}
+    logits_filter = {name: given.pop(name) for name in FILTERS if name in given}
     said = given.get("do_sample", getattr(given.get("generation_config"), "do_sample", None))
     # Set below, together with `do_sample`: HF refuses it beside do_sample=False.
     several = given.pop("num_return_sequences", None)
@@ -117,34 +116,40 @@ def resolve(target: Target, input_ids: Tensor, given: dict[str, Any]) -> Resolve
     copies = several or config.num_return_sequences or 1
     rows = copies * len(input_ids)
     target.check_room(rows, input_ids.shape[1])  # before anything is made for each row
-    warp = {name: _per_sequence(value, rows, copies) for name, value in warp.items()}
-    Warp(rows, **warp)
-    hot = _any_above_zero(warp.get("temperature", 0))
+    logits_filter = {
+        name: _per_sequence(value, rows, copies) for name, value in logits_filter.items()
+    }
+    LogitsFilter(rows, **logits_filter)
+    hot = _any_above_zero(logits_filter.get("temperature", 0))
     if hot and said is False:
         raise ValueError(
-            f"do_sample=False is greedy, and temperature={warp['temperature']!r} samples; leave "
-            "one of them out"
+            f"do_sample=False is greedy, and temperature={logits_filter['temperature']!r} samples; "
+            "leave one of them out"
         )
     config.update(do_sample=hot or config.do_sample, num_return_sequences=copies)
     if is_neutral and config.do_sample and config.top_k is None:
-        config.top_k = WARPS["top_k"]  # HF takes 50 for one that is not set
+        config.top_k = FILTERS["top_k"]  # HF takes 50 for one that is not set
     if not config.do_sample:
-        for name, value in warp.items():
+        for name, value in logits_filter.items():
             if name != "temperature":
                 raise ValueError(
                     f"{name}={value!r} has no effect without sampling; pass a temperature above 0 "
                     "or do_sample=True with it, or leave it out"
                 )
-        warp = {}
+        logits_filter = {}
     # HF applies a value of all rows among the other processors of a configuration. Only specdec
     # knows values of single rows, and temperature 0.
-    of_rows = {n: v for n, v in warp.items() if isinstance(v, list) or (n, v) == ("temperature", 0)}
-    uniform = {n: v for n, v in warp.items() if n not in of_rows}
+    of_rows = {
+        n: v
+        for n, v in logits_filter.items()
+        if isinstance(v, list) or (n, v) == ("temperature", 0)
+    }
+    uniform = {n: v for n, v in logits_filter.items() if n not in of_rows}
     config.update(**{n: int(v) if n == "top_k" else float(v) for n, v in uniform.items()})
     passed = given.get("logits_processor", ())
     *resolved, alone = _resolved(with_config(model, config), input_ids, **given)
     if of_rows:
-        others = sampling_of(resolved[2]).settings.keys() & BESIDE_WARPS
+        others = sampling_of(resolved[2]).settings.keys() & BESIDE_FILTERS
         others = [*others, *(name_of(p) for p in passed if type(p) in WARPERS)]
         if others:
             raise ValueError(
@@ -274,9 +279,11 @@ def sampling_of(config: GenerationConfig, eos_token_id: Sequence[int] = ()) -> S
     """The record of a configuration that HF has filled up."""
     ends = list(eos_token_id)
     if not config.do_sample:
-        return Sampling(temperature=0.0, eos_token_id=ends, settings=_in_use(config, BEFORE_WARPS))
-    settings = _in_use(config, BEFORE_WARPS | BESIDE_WARPS)
-    return Sampling(**_in_use(config, WARPS), eos_token_id=ends, settings=settings)
+        return Sampling(
+            temperature=0.0, eos_token_id=ends, settings=_in_use(config, BEFORE_FILTERS)
+        )
+    settings = _in_use(config, BEFORE_FILTERS | BESIDE_FILTERS)
+    return Sampling(**_in_use(config, FILTERS), eos_token_id=ends, settings=settings)
 
 
 def check_config(config: GenerationConfig) -> None:

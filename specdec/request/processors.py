@@ -10,7 +10,7 @@ from types import CodeType, FunctionType, ModuleType
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PrefixConstrainedLogitsProcessor
 
-from specdec.arguments import shown
+from specdec.arguments import name_of, shown
 from specdec.hf import STATELESS
 
 
@@ -54,11 +54,6 @@ def check_scores(
     if not out.is_cuda and out[rows].isnan().any():
         raise ValueError(f"{who} returned NaN; use -inf for tokens that must not come")
     return out
-
-
-def name_of(processor: object) -> str:
-    """Its class, or its own name where it is a function."""
-    return getattr(processor, "__name__", type(processor).__name__)
 
 
 def _is_plain(function: object) -> bool:

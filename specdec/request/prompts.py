@@ -206,5 +206,5 @@ def refuse_unknown(names: Iterable[str], parts: Sequence[Any]) -> None:
             said = ", ".join(f"{n!r} ({type(part).__name__})" for n, part in known.items())
             raise TypeError(
                 f"nobody reads row_inputs[{name!r}]; known are {said}. A drafter declares its own "
-                "in Drafter.row_inputs"
+                "in Drafter.row_inputs, an edit in its attribute row_inputs"
             )

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from specdec.hf import WARPS
+from specdec.hf import FILTERS
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Sampling:
     processors: list[str] = field(default_factory=list)
 
     @property
-    def warp(self) -> dict[str, Any]:
-        """The arguments of `Warp`."""
-        return {name: getattr(self, name) for name in WARPS}
+    def logits_filter(self) -> dict[str, Any]:
+        """The arguments of `LogitsFilter`."""
+        return {name: getattr(self, name) for name in FILTERS}
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of `generate` with which a call draws from the same, whatever the
@@ -59,11 +59,11 @@ class Sampling:
             options["generation_config"] = GenerationConfig(**self.settings)
         if self.temperature == 0:
             return {**options, "do_sample": False}
-        return {**options, "do_sample": True, **self.warp}
+        return {**options, "do_sample": True, **self.logits_filter}
 
     def __str__(self) -> str:
         """What is in use; the ends are left out."""
-        used = {name: value for name, value in self.warp.items() if value != WARPS[name]}
+        used = {name: value for name, value in self.logits_filter.items() if value != FILTERS[name]}
         used = {"temperature": self.temperature} | used | self.settings
         parts = [f"{n} {v:g}" if type(v) is float else f"{n} {v}" for n, v in used.items()]
         return ", ".join([*parts, *self.processors])

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from specdec.samplers.base import Sampler
     from specdec.samplers.block import BlockSampler
     from specdec.samplers.coupling import CouplingSampler
-    from specdec.samplers.ensemble import EnsembleSampler
+    from specdec.samplers.logits_filter import LogitsFilter
+    from specdec.samplers.lossy import EnsembleSampler, TypicalSampler
     from specdec.samplers.noise import (
         Drawing,
         Noise,
@@ -20,21 +21,18 @@ if TYPE_CHECKING:
     )
     from specdec.samplers.paths import GBVSampler, SpecTrSampler
     from specdec.samplers.rejection import RejectionSampler
-    from specdec.samplers.typical import TypicalSampler
-    from specdec.samplers.warp import Warp
 
 _HOMES = {
     "specdec.kernels": "philox",
     "specdec.samplers.base": "Sampler",
     "specdec.samplers.block": "BlockSampler",
     "specdec.samplers.coupling": "CouplingSampler",
-    "specdec.samplers.ensemble": "EnsembleSampler",
+    "specdec.samplers.lossy": "EnsembleSampler TypicalSampler",
     "specdec.samplers.noise": "Drawing Noise ScriptedNoise StepNoise Stream "
     "draw_by_inversion draw_by_race",
     "specdec.samplers.paths": "GBVSampler SpecTrSampler",
     "specdec.samplers.rejection": "RejectionSampler",
-    "specdec.samplers.typical": "TypicalSampler",
-    "specdec.samplers.warp": "Warp",
+    "specdec.samplers.logits_filter": "LogitsFilter",
 }
 """Modules that define the names, which are imported on their first use."""
 
@@ -44,6 +42,7 @@ __all__ = [
     "Drawing",
     "EnsembleSampler",
     "GBVSampler",
+    "LogitsFilter",
     "Noise",
     "RejectionSampler",
     "Sampler",
@@ -52,7 +51,6 @@ __all__ = [
     "StepNoise",
     "Stream",
     "TypicalSampler",
-    "Warp",
     "draw_by_inversion",
     "draw_by_race",
     "philox",

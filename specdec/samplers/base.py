@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from specdec.arguments import shown
 from specdec.kernels import VerifyUniforms, verify, verify_points
+from specdec.samplers.logits_filter import LogitsFilter
 from specdec.samplers.noise import Drawing, DrawRule, Noise, StepNoise, Stream, draw_by_inversion
-from specdec.samplers.warp import Warp
 from specdec.settings import settings_of
 from specdec.types import Draft, Verdict
 
@@ -33,7 +33,6 @@ class Sampler(nn.Module, ABC):
             probabilities.
         noise_type: where its random numbers come from.
         takes_trees: it verifies drafts with `parents`, and names the accepted path.
-        needs_paths: of trees whose tokens were sampled, those with `num_paths` alone.
     """
 
     lossless: bool
@@ -42,7 +41,16 @@ class Sampler(nn.Module, ABC):
     uses_accept_draws: bool = True
     noise_type: type[Noise] = Noise
     takes_trees: bool = False
-    needs_paths: bool = False
+
+    def check_drafter(self, drafter: Any) -> None:
+        """Raises `ValueError` for a `Drafter` of trees that it cannot verify; called where a
+        generator is built.
+        """
+        if not self.takes_trees:
+            raise ValueError(
+                f"{type(self).__name__} verifies chains (takes_trees is False), and "
+                f"{type(drafter).__name__} drafts trees; choose another one of the two"
+            )
 
     def settings(self) -> dict[str, Any]:
         """What distinguishes this rule from others, as plain values: its class, its own public
@@ -51,13 +59,15 @@ class Sampler(nn.Module, ABC):
         """
         return {**settings_of(self), "lossless": bool(self.lossless)}
 
-    def forward(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def forward(
+        self, draft: Draft, target_logits: Tensor, logits_filter: LogitsFilter, noise: StepNoise
+    ) -> Verdict:
         """Verifies one step.
 
         Args:
             draft: K tokens per row and the probabilities that they were drawn from.
             target_logits: `[B, K + 1, V]`; row i predicts what follows the first i draft tokens.
-            warp: from logits to the target's probabilities.
+            logits_filter: from logits to the target's probabilities.
             noise: the step's draws.
 
         Returns:
@@ -66,13 +76,13 @@ class Sampler(nn.Module, ABC):
         Raises:
             ValueError: the draft's vocabulary or length does not fit the logits.
         """
-        _check_fit(draft, target_logits)
-        if warp.is_greedy:
+        _check_logits(draft, target_logits)
+        if logits_filter.is_greedy:
             return self.accept_greedily(draft, target_logits)
-        return self.accept(draft, target_logits, warp, noise)
+        return self.accept(draft, target_logits, logits_filter, noise)
 
     def from_probs(self, draft: Draft, target_probs: Tensor, noise: StepNoise) -> Verdict:
-        """As a call, given the target's probabilities in the place of logits and a warp.
+        """As a call, given the target's probabilities in the place of logits and a filter.
 
         Args:
             draft: K tokens per row and the probabilities that they were drawn from.
@@ -87,13 +97,13 @@ class Sampler(nn.Module, ABC):
             >>> RejectionSampler().from_probs(draft, p, Noise([0]).at(torch.tensor([4]), 2)).tokens
             tensor([[1, 0]])
         """
-        warp = Warp(len(target_probs), device=target_probs.device)
-        return self(draft, target_probs.log(), warp, noise)
+        logits_filter = LogitsFilter(len(target_probs), device=target_probs.device)
+        return self(draft, target_probs.log(), logits_filter, noise)
 
     def drawing(
         self,
         num_draft_tokens: int,
-        warp: Warp,
+        logits_filter: LogitsFilter,
         noise: StepNoise,
         *,
         wants_probs: bool | None = None,
@@ -104,18 +114,21 @@ class Sampler(nn.Module, ABC):
         `wants_probs` is by default whether this rule reads the probabilities of draft tokens.
         """
         wants_probs = self.uses_draft_probs if wants_probs is None else wants_probs
-        return Drawing(num_draft_tokens, warp, noise, self.draw_draft, wants_probs, wants_raw)
+        return Drawing(
+            num_draft_tokens, logits_filter, noise, self.draw_draft, wants_probs, wants_raw
+        )
 
     @abstractmethod
-    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(
+        self, draft: Draft, target_logits: Tensor, logits_filter: LogitsFilter, noise: StepNoise
+    ) -> Verdict:
         """As `forward`, for inputs that fit, in a batch where some row samples."""
 
     def accept_greedily(self, draft: Draft, target_logits: Tensor) -> Verdict:
         """As `forward`, where every distribution of the target is one-hot: what `accept` gives
         then, without probabilities. A rule that accepts other tokens, too, overrides it.
         """
-        largest, tokens = target_logits.max(dim=-1)  # the first of equal maxima
-        return verify_points(draft, tokens, largest)
+        return verify_points(draft, target_logits.argmax(dim=-1))  # the first of equal maxima
 
 
 def check_sampler(sampler: Sampler) -> None:
@@ -130,7 +143,7 @@ def check_sampler(sampler: Sampler) -> None:
         raise TypeError(f"sampler must be a specdec Sampler, got {shown(sampler)}")
     if "_modules" not in vars(sampler):
         raise TypeError(f"{name}.__init__ must call super().__init__()")
-    flags = "lossless", "uses_draft_probs", "uses_accept_draws", "takes_trees", "needs_paths"
+    flags = "lossless", "uses_draft_probs", "uses_accept_draws", "takes_trees"
     for flag in flags:
         if not isinstance(value := getattr(sampler, flag, None), bool):
             raise TypeError(f"{name}.{flag} must be True or False, got {shown(value)}")
@@ -141,7 +154,7 @@ def check_sampler(sampler: Sampler) -> None:
         raise TypeError(f"{name}.noise_type must be a subclass of Noise, got {shown(source)}")
 
 
-def _check_fit(draft: Draft, target_logits: Tensor) -> None:
+def _check_logits(draft: Draft, target_logits: Tensor) -> None:
     rows, width = draft.tokens.shape
     if target_logits.shape[:2] != (rows, width + 1):
         raise ValueError(
@@ -157,12 +170,17 @@ def _check_fit(draft: Draft, target_logits: Tensor) -> None:
 
 
 def judge(
-    draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise, *, by_block: bool
+    draft: Draft,
+    target_logits: Tensor,
+    logits_filter: LogitsFilter,
+    noise: StepNoise,
+    *,
+    by_block: bool,
 ) -> Verdict:
     """Accepts token by token, or by one joint rule, a part of a chain or a path of a tree; Args as
     `Sampler.forward`.
     """
-    params, uniforms = warp.params(target_logits), rule_uniforms(draft, noise)
+    params, uniforms = logits_filter.params(target_logits), rule_uniforms(draft, noise)
     return verify(draft, target_logits, params, uniforms, by_block=by_block)
 
 

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from specdec.samplers.base import Sampler, judge
+from specdec.samplers.logits_filter import LogitsFilter
 from specdec.samplers.noise import StepNoise
-from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
 
 
@@ -24,14 +24,15 @@ class BlockSampler(Sampler):
 
     Example:
         >>> import torch
-        >>> from specdec.samplers import BlockSampler, Noise, RejectionSampler, Warp
+        >>> from specdec.samplers import BlockSampler, Noise, RejectionSampler, LogitsFilter
         >>> from specdec.types import Draft
         >>> p, q = torch.tensor([1 / 3, 2 / 3]), torch.tensor([2 / 3, 1 / 3])  # the paper's
         >>> logits, rows = p.log().expand(60000, 3, 2), torch.arange(60000)
         >>> tokens = torch.stack([rows % 3 // 2, rows // 3 % 3 // 2], dim=1)  # as often as q says
         >>> draft, noise = Draft(tokens, q.expand(60000, 2, 2)), Noise(rows.tolist()).at(rows, 3)
         >>> for sampler in (RejectionSampler(), BlockSampler()):
-        ...     mean = sampler(draft, logits, Warp(60000), noise).num_accepted.double().mean()
+        ...     verdict = sampler(draft, logits, LogitsFilter(60000), noise)
+        ...     mean = verdict.num_accepted.double().mean()
         ...     print(f"{9 * mean:.1f} / 9")
         10.0 / 9
         11.0 / 9
@@ -40,6 +41,8 @@ class BlockSampler(Sampler):
     lossless = True
     takes_trees = True
 
-    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(
+        self, draft: Draft, target_logits: Tensor, logits_filter: LogitsFilter, noise: StepNoise
+    ) -> Verdict:
         """The draft as a whole."""
-        return judge(draft, target_logits, warp, noise, by_block=True)
+        return judge(draft, target_logits, logits_filter, noise, by_block=True)

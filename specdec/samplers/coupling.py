@@ -4,8 +4,8 @@ from torch import Tensor
 
 from specdec.kernels import verify_points
 from specdec.samplers.base import Sampler
+from specdec.samplers.logits_filter import LogitsFilter
 from specdec.samplers.noise import StepNoise, draw_by_race
-from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
 
 
@@ -38,9 +38,9 @@ class CouplingSampler(Sampler):
     uses_draft_probs = False
     uses_accept_draws = False
 
-    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(
+        self, draft: Draft, target_logits: Tensor, logits_filter: LogitsFilter, noise: StepNoise
+    ) -> Verdict:
         """Compares draws."""
-        if not draft.is_chain:  # whose depths are its indices, as the noise has them already
-            noise = noise.at_depths(draft.depths)
-        winners = noise.race(target_logits, warp, index=0)
-        return verify_points(draft, winners, target_logits.amax(dim=-1))
+        noise = noise.at_depths(draft.depths)
+        return verify_points(draft, noise.race(target_logits, logits_filter, index=0))

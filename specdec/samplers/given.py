@@ -1,4 +1,4 @@
-"""A sampler that writes given texts, one token per step, so that every token becomes an anchor."""
+"""A sampler that writes given texts, one token per step, so that every token becomes a root."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from specdec.samplers.base import Sampler
+from specdec.samplers.logits_filter import LogitsFilter
 from specdec.samplers.noise import Noise, StepNoise
-from specdec.samplers.warp import Warp
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
 ROW_BITS = 32
@@ -54,7 +54,9 @@ class GivenText(Sampler):
         if drafts_text:
             self.draw_draft = _draw_text
 
-    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: _TextStep) -> Verdict:
+    def accept(
+        self, draft: Draft, target_logits: Tensor, logits_filter: LogitsFilter, noise: _TextStep
+    ) -> Verdict:
         """The text's next token."""
         return emit(noise.tokens(0, 1), draft)
 
@@ -64,27 +66,29 @@ def emit(token: Tensor, draft: Draft) -> Verdict:
     none = torch.zeros_like(token[:, 0])
     rest = token.new_full((len(token), draft.depth), PAD_TOKEN)
     path = none[:, None].expand(-1, draft.depth + 1)
-    # No faults: the tokens may be the text's, and no draws from draft.probs.
-    return Verdict(torch.cat([token, rest], dim=1), none, draft.num_valid, none, path)
+    # No token is up for decision: it may be the text's, which draft.probs need not allow.
+    return Verdict(torch.cat([token, rest], dim=1), none, num_drafted=none, path=path)
 
 
 class _TextStep(StepNoise):
-    """The numbers of a step, and the text after its anchor."""
+    """The numbers of a step, and the text after its root."""
 
     def __init__(self, key: Tensor, start: Tensor, width: int, text: Tensor):
         super().__init__(key, start, width)
         self._text, self._rows, self._first = text, key[:, 0], start + 1
 
     def tokens(self, index: int, count: int) -> Tensor:
-        """`[B, count]` of the text, from `index` tokens after the anchor's successor on."""
+        """`[B, count]` of the text, from `index` tokens after the root's successor on."""
         offsets = torch.arange(index, index + count, device=self._text.device)
         columns = (self._first[:, None] + offsets).clamp(max=self._text.shape[1] - 1)
         return self._text[self._rows[:, None], columns]
 
 
-def _draw_text(logits: Tensor, warp: Warp, noise: _TextStep, index: int, **options: Any):
+def _draw_text(
+    logits: Tensor, logits_filter: LogitsFilter, noise: _TextStep, index: int, **options: Any
+):
     """The text's tokens and the drafter's whole distributions."""
-    probs = warp(logits)
+    probs = logits_filter(logits)
     if options.get("out") is not None:
         probs = options["out"].copy_(probs)
     return noise.tokens(index, logits.shape[1]), probs

@@ -2,7 +2,7 @@
 only.
 
 Philox turns a counter and a key into 128 random bits without any state. Here the key is the row's
-seed and the counter is (position of the step's anchor, index within the step, stream, 0).
+seed and the counter is (position of the step's root, index within the step, stream, 0).
 Consequences:
 
 - A row's numbers do not depend on its neighbours, the batch order, the padding or the device.
@@ -36,7 +36,7 @@ from specdec.arguments import check_integer, check_tensor
 from specdec.kernels import exponentials, first_arrival, race, step_uniforms
 
 if TYPE_CHECKING:
-    from specdec.samplers.warp import Warp
+    from specdec.samplers.logits_filter import LogitsFilter
 
 MAX_SEED = 2**64 - 1
 _RACE_STREAM, _EXTRA_STREAM = 3, 4
@@ -61,7 +61,7 @@ class StepNoise:
 
     Args:
         key: `[B, 2]` words of the rows' seeds.
-        start: `[B]` position of the anchor.
+        start: `[B]` position of the root.
         width: W, numbers per stream: K + 1 in a step of K draft tokens.
     """
 
@@ -72,10 +72,10 @@ class StepNoise:
 
     def at_depths(self, depths: Tensor | int) -> Self:
         """The same numbers, for tokens of a tree: races belong to positions, and a token at depth d
-        is raced for at position d + 1 after the anchor, whatever its index.
+        is raced for at position d + 1 after the root, whatever its index.
 
         Args:
-            depths: of the tokens that the logits of a race follow, 0 for the anchor: int64 `[B,
+            depths: of the tokens that the logits of a race follow, 0 for the root: int64 `[B,
                 N]`, or a number for all.
         """
         other = copy.copy(self)
@@ -96,13 +96,13 @@ class StepNoise:
             return self._origin._uniforms
         return step_uniforms(self._key, self._start, len(Stream), self._width).unbind(dim=1)
 
-    def race(self, logits: Tensor, warp: Warp, index: int) -> Tensor:
+    def race(self, logits: Tensor, logits_filter: LogitsFilter, index: int) -> Tensor:
         """The winners of exponential races between tokens.
 
         Args:
             logits: `[B, N, V]`.
-            warp: from logits to the distributions that the winners have.
-            index: of the first of the N tokens in the step; 0 is the one after the anchor.
+            logits_filter: from logits to the distributions that the winners have.
+            index: of the first of the N tokens in the step; 0 is the one after the root.
 
         Returns:
             `[B, N]` tokens.
@@ -111,7 +111,7 @@ class StepNoise:
         if offsets is None:
             offsets = torch.arange(index, index + logits.shape[1], device=logits.device)
         positions = (self._start[:, None] + 1 + offsets).expand(logits.shape[:2])
-        return race(logits, warp.params(logits), self._key, positions, _RACE_STREAM)
+        return race(logits, logits_filter.params(logits), self._key, positions, _RACE_STREAM)
 
     def exponentials(self, vocab_size: int) -> Tensor:
         """`[B, V]` float64 Exp(1) draws, for rules that draw the extra token by a race of their
@@ -125,7 +125,7 @@ class ScriptedNoise:
 
     Args:
         uniforms: `[B, streams, W]` float64 in [0, 1).
-        exponentials: `[B, W, V]`, the arrival times of the races after the anchor.
+        exponentials: `[B, W, V]`, the arrival times of the races after the root.
 
     Example:
         >>> noise = ScriptedNoise(torch.zeros(1, len(Stream), 3, dtype=torch.float64))
@@ -147,7 +147,7 @@ class ScriptedNoise:
         """As `StepNoise.uniform`."""
         return self._uniforms[:, stream]
 
-    def race(self, logits: Tensor, warp: Warp, index: int) -> Tensor:
+    def race(self, logits: Tensor, logits_filter: LogitsFilter, index: int) -> Tensor:
         """As `StepNoise.race`."""
         window = self._exponentials[:, index : index + logits.shape[1]]
         if self._depths is not None:
@@ -155,10 +155,10 @@ class ScriptedNoise:
                 ..., None
             ]
             window = self._exponentials.gather(1, depths.expand(-1, -1, logits.shape[2]))
-        return first_arrival(warp(logits), window)
+        return first_arrival(logits_filter(logits), window)
 
     def exponentials(self, vocab_size: int) -> Tensor:
-        """As `StepNoise.exponentials`: those after the anchor."""
+        """As `StepNoise.exponentials`: those after the root."""
         return self._exponentials[:, 0]
 
 
@@ -190,7 +190,7 @@ class Noise:
         self._key = torch.tensor(words, device=device)
 
     def at(self, start: Tensor, width: int) -> StepNoise:
-        """The numbers of the step whose anchor is at position `start`.
+        """The numbers of the step whose root is at position `start`.
 
         Args:
             start: `[B]` int64.
@@ -201,7 +201,9 @@ class Noise:
 
 
 DrawRule = Callable[..., tuple[Tensor, Tensor | None]]
-"""(logits `[B, n, V]`, warp, noise, index, wants_probs, out) -> tokens `[B, n]`, probabilities."""
+"""(logits `[B, n, V]`, logits filter, noise, index, wants_probs, out) -> tokens `[B, n]`,
+probabilities.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +212,7 @@ class Drawing:
 
     Args:
         num_draft_tokens: K of this step.
-        warp: how the target's logits become probabilities; drafts are warped alike.
+        logits_filter: how the target's logits become probabilities; drafts are filtered alike.
         noise: the step's numbers.
         rule: `draw_by_inversion` or `draw_by_race`.
         wants_probs: the sampler can use the probabilities of the tokens.
@@ -218,7 +220,7 @@ class Drawing:
     """
 
     num_draft_tokens: int
-    warp: Warp
+    logits_filter: LogitsFilter
     noise: StepNoise | ScriptedNoise
     rule: DrawRule
     wants_probs: bool = True
@@ -227,7 +229,7 @@ class Drawing:
 
 def draw_by_inversion(
     logits: Tensor,
-    warp: Warp,
+    logits_filter: LogitsFilter,
     noise: StepNoise | ScriptedNoise,
     index: int,
     *,
@@ -239,7 +241,7 @@ def draw_by_inversion(
     Args:
         logits: `[B, n, V]` of the drafter, over the target's vocabulary; one token, or several that
             are drawn independently of each other.
-        warp: from logits to the distribution that the token is drawn from.
+        logits_filter: from logits to the distribution that the token is drawn from.
         noise: the step's numbers; the stream `PROPOSE` is used.
         index: of the first of the draft tokens, 0..K - n.
         wants_probs: whether the probabilities are asked for.
@@ -249,16 +251,18 @@ def draw_by_inversion(
         Tokens `[B, n]`, and probabilities `[B, n, V]` or `None` for a point mass.
     """
     uniforms = (
-        None if warp.is_greedy else noise.uniform(Stream.PROPOSE).narrow(1, index, logits.shape[1])
+        None
+        if logits_filter.is_greedy
+        else noise.uniform(Stream.PROPOSE).narrow(1, index, logits.shape[1])
     )
     if wants_probs:
-        return warp.draw(logits, uniforms, out)
-    return warp.choose(logits, uniforms), None
+        return logits_filter.draw(logits, uniforms, out)
+    return logits_filter.choose(logits, uniforms), None
 
 
 def draw_by_race(
     logits: Tensor,
-    warp: Warp,
+    logits_filter: LogitsFilter,
     noise: StepNoise | ScriptedNoise,
     index: int,
     *,
@@ -269,6 +273,6 @@ def draw_by_race(
 
     Returns no probabilities: drafter and target share this noise, so the ratio test does not apply.
     """
-    if warp.is_greedy:
+    if logits_filter.is_greedy:
         return logits.argmax(dim=-1), None
-    return noise.race(logits, warp, index), None
+    return noise.race(logits, logits_filter, index), None

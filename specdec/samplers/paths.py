@@ -1,13 +1,20 @@
 """`GBVSampler` and `SpecTrSampler`: speculative sampling over paths drawn independently of each
-other (`Tree.paths`).
+other (`drafters.Paths`).
 """
+
+from typing import Any
 
 from torch import Tensor
 
-from specdec.kernels import verify_greedy_path, verify_sequential_paths, warp_probs
+from specdec.kernels import filtered_probs
+from specdec.kernels.verify.paths import (
+    PathDraft,
+    verify_greedy_path,
+    verify_sequential_paths,
+)
 from specdec.samplers.base import Sampler, judge, rule_uniforms
+from specdec.samplers.logits_filter import LogitsFilter
 from specdec.samplers.noise import StepNoise
-from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
 
 
@@ -21,24 +28,38 @@ class PathSampler(Sampler):
 
     lossless = True
     takes_trees = True
-    needs_paths = True
 
-    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def check_drafter(self, drafter: Any) -> None:
+        """Refuses a tree of another shape as well: its tokens could be verified in greedy calls
+        only, where they are point masses.
+        """
+        tree, proposal = getattr(drafter, "tree", None), getattr(drafter, "proposal", None)
+        samples = getattr(proposal, "kind", None) == "sample"
+        if samples and tree is not None and not hasattr(tree, "num_paths"):
+            raise ValueError(
+                f"{type(self).__name__} verifies paths that were drawn independently of each "
+                f"other, and {type(drafter).__name__} samples a tree of {tree.nodes}x{tree.depth}; "
+                "draft with tree=\"4x5 paths\", for instance, or proposal='argmax', or verify the "
+                "tree by BlockSampler"
+            )
+
+    def accept(
+        self, draft: Draft, target_logits: Tensor, logits_filter: LogitsFilter, noise: StepNoise
+    ) -> Verdict:
         """Several paths.
 
         Raises:
             ValueError: of another tree whose tokens were sampled.
         """
         if draft.is_chain or draft.probs is None:
-            return judge(draft, target_logits, warp, noise, by_block=True)
-        if draft.num_paths is None:
+            return judge(draft, target_logits, logits_filter, noise, by_block=True)
+        if not isinstance(draft, PathDraft):
             raise ValueError(
                 f"{type(self).__name__} verifies paths that were drawn independently of each "
                 'other; draft with tree="4x5 paths", or verify other trees by BlockSampler'
             )
-        probs = warp_probs(target_logits, warp.params(target_logits))
-        uniforms = rule_uniforms(draft, noise)
-        return self.verify_paths(draft, probs, target_logits.amax(dim=-1), uniforms)
+        probs = filtered_probs(target_logits, logits_filter.params(target_logits))
+        return self.verify_paths(draft, probs, rule_uniforms(draft, noise))
 
 
 class GBVSampler(PathSampler):

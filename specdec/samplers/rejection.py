@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from specdec.samplers.base import Sampler, judge
+from specdec.samplers.logits_filter import LogitsFilter
 from specdec.samplers.noise import StepNoise
-from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
 
 
@@ -21,11 +21,11 @@ class RejectionSampler(Sampler):
 
     Example:
         >>> import torch
-        >>> from specdec.samplers import Noise, RejectionSampler, Warp
+        >>> from specdec.samplers import Noise, RejectionSampler, LogitsFilter
         >>> from specdec.types import Draft
         >>> logits = torch.tensor([[[0.0, 9.0, 0.0], [9.0, 0.0, 0.0]]])  # B = 1, K = 1, V = 3
         >>> noise = Noise([0]).at(torch.tensor([4]), width=2)
-        >>> draft, greedy = Draft(torch.tensor([[1]])), Warp(1, temperature=0)
+        >>> draft, greedy = Draft(torch.tensor([[1]])), LogitsFilter(1, temperature=0)
         >>> verdict = RejectionSampler()(draft, logits, greedy, noise)
         >>> verdict.tokens, verdict.num_accepted
         (tensor([[1, 0]]), tensor([1]))
@@ -34,6 +34,8 @@ class RejectionSampler(Sampler):
     lossless = True
     takes_trees = True
 
-    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(
+        self, draft: Draft, target_logits: Tensor, logits_filter: LogitsFilter, noise: StepNoise
+    ) -> Verdict:
         """Token by token."""
-        return judge(draft, target_logits, warp, noise, by_block=False)
+        return judge(draft, target_logits, logits_filter, noise, by_block=False)

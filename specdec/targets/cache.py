@@ -26,7 +26,7 @@ from transformers.cache_utils import Cache
 
 from specdec.graphs.tree import shared, tables
 from specdec.kernels import write_slots, writes_slots
-from specdec.targets.memory import LayerStates, Memory, MixerPlan, Place, row_bytes
+from specdec.targets.edits.memory import LayerStates, Memory, MixerPlan, Place, row_bytes
 
 SLOT_MULTIPLE = 16
 """Numbers of slots are multiples of this, so that every row of a mask starts at an address that
@@ -75,7 +75,6 @@ class Window:
         num_attended: W, how many slots the forward attends over, a multiple of `SLOT_MULTIPLE`.
         positions: `[B, N]` int64; `None` for those of a chain, `slots`. Positions of their own are
             those of tokens in consecutive slots.
-        offset: `[B]` int64, added to all positions of a row; `None` for 0.
         visible: bool that broadcasts to `[B, n, m]`, over the n tokens of the window that have
             queries, its last, and the last m >= n slots that are in use with it. Entry (i, j) is
             whether token i sees slot `first + j`, where `first` is m - n before the smallest slot
@@ -84,6 +83,11 @@ class Window:
         layer_windows: sliding window of each attention layer by its index, in positions, or its
             `Chunk`; `None` for full attention, also of layers that are left out.
         feature_layers: of the hidden states that are wanted.
+        row_inputs: `[B, ...]` by name, those of the cache; see `SlotCache`.
+        logits_to_keep: logits of the last so many tokens are computed; 0 for all of them; `None`
+            where nobody reads them: as few as the model can.
+        is_chunk: of a prompt: many tokens, all of which are kept.
+        memory: what recurrent layers remember of the rows; `None` where there are none.
         has_kernels: attention over the window may be `ragged_attention`.
 
     Attributes:
@@ -97,16 +101,20 @@ class Window:
         num_attended: int,
         *,
         positions: Tensor | None = None,
-        offset: Tensor | None = None,
         visible: Tensor | None = None,
         layer_windows: Mapping[int, int | Chunk | None] | None = None,
         feature_layers: Sequence[Any] = (),
+        row_inputs: Mapping[str, Tensor] | None = None,
+        logits_to_keep: int | None = 0,
+        is_chunk: bool = False,
+        memory: Memory | None = None,
         has_kernels: bool = False,
     ):
         self.slots, self.num_attended = slots, num_attended
-        self.positions, self.offset, self.visible = positions, offset, visible
+        self.positions, self.visible, self.row_inputs = positions, visible, row_inputs or {}
         self.layer_windows, self.has_kernels = layer_windows or {}, has_kernels
         self.feature_layers = feature_layers
+        self.logits_to_keep, self.is_chunk, self.memory = logits_to_keep, is_chunk, memory
         self.masks: dict[tuple, Tensor] = {}
         self.features: dict[Any, Tensor] = {}
         self.flat_slots: Tensor | None = None  # in a list of the slots of all rows
@@ -116,15 +124,41 @@ class Window:
     def text_positions(self) -> Tensor:
         """`[B, N]`, where each token stands in its text, for a model."""
         positions = self.slots if self.positions is None else self.positions
-        return positions if self.offset is None else positions + self.offset[:, None]
+        offset = self.row_inputs.get("position_offset")
+        return positions if offset is None else positions + offset[:, None]
+
+    def positions_below(self, limit: int | None, padding_slot: int) -> Tensor:
+        """The same for a model of so many positions. Tokens at or beyond the last one will be
+        forgotten: those in the padding slot, and what a row drafts beyond its last token.
+        """
+        positions = self.text_positions
+        has_offset = "position_offset" in self.row_inputs
+        fits = limit is None or (padding_slot < limit and not has_offset)
+        return positions if fits else positions.clamp(max=limit - 1)
+
+    @property
+    def since_prompt(self) -> Tensor:
+        """`[B, N]`, how many positions after the last token of its row's prompt each token stands:
+        0 for that token, from which the first new one is predicted, and below 0 before it.
+
+        Raises:
+            ValueError: nobody said where prompts end.
+        """
+        if "prompt_end" not in self.row_inputs:
+            raise ValueError(
+                "a window has no row_inputs['prompt_end'], the position of the last token of each "
+                "row's prompt; in a loop of your own, set cache.row_inputs['prompt_end']"
+            )
+        return self.text_positions - self.row_inputs["prompt_end"][:, None]
 
     def on(self, device: torch.device) -> Window:
         """The window with its tensors on another device, that of some layers, copied once."""
         if device not in self._elsewhere:
             other = self._elsewhere[device] = copy.copy(self)
-            for name in ("slots", "positions", "offset", "visible"):
+            for name in ("slots", "positions", "visible"):
                 tensor = getattr(self, name)
                 setattr(other, name, None if tensor is None else tensor.to(device))
+            other.row_inputs = {name: own.to(device) for name, own in self.row_inputs.items()}
             other.masks, other.flat_slots = {}, None
         return self._elsewhere[device]
 
@@ -189,6 +223,11 @@ class SlotCache(Cache):
         in_use: forwards attend over the first so many slots, a multiple of `SLOT_MULTIPLE`. It is S
             but inside of `narrowed`.
         memory: of recurrent layers, `None` where there are none.
+        row_inputs: what windows say of each row, by name, `[B, ...]`. `"position_offset"`, int64:
+            how much further on its tokens stand in its text than their slots say. `"prompt_end"`,
+            int64: the position of the last token of its prompt, for edits. `"adapter"`, int64: of
+            `Target.adapter_indices`; without it adapters are those that are active. And what calls
+            bring for edits and drafters.
         keys: by layer `[B, S + 1, heads, key_width]`.
         values: by layer `[B, S + 1, heads, value_width]`.
         stores: one tensor for all keys and values of one shape, `[B, n, S + 1, heads, width]`, of
@@ -204,6 +243,7 @@ class SlotCache(Cache):
 
     stores: list[Tensor]
     memory: Memory | None
+    row_inputs: dict[str, Tensor]
     num_slots: int = shared()
     extra_slots: int | None = shared()
     _places: dict[tuple, list[tuple[str, int]]] = shared()  # what is where in each store
@@ -218,7 +258,7 @@ class SlotCache(Cache):
         max_window: int = 1,
         extra_slots: int | None = None,
     ):
-        self.extra_slots = extra_slots
+        self.extra_slots, self.row_inputs = extra_slots, {}
         self.memory = Memory(batch_size, max_window, mixers) if mixers else None
         self.num_slots, self._places = round_up(num_slots), {}
         for layer, (heads, key_width, value_width, *where) in shapes.items():
@@ -272,7 +312,9 @@ class SlotCache(Cache):
         """
         if self.memory is not None:
             self.memory.open(slots, self.padding_slot, is_chunk=is_chunk)
-        self.window = Window(slots, self.in_use, has_kernels=self.has_kernels, **options)
+        own = {"memory": self.memory, "has_kernels": self.has_kernels}
+        own["row_inputs"] = self.row_inputs
+        self.window = Window(slots, self.in_use, is_chunk=is_chunk, **{**own, **options})
         return self.window
 
     def check_rows(self, tokens: Tensor) -> None:
@@ -285,7 +327,7 @@ class SlotCache(Cache):
         all layers at once: the accepted nodes become slots `start + 1`, `start + 2`, ....
 
         Args:
-            start: `[B]` slot of the anchor.
+            start: `[B]` slot of the root.
             path: `[B, D + 1]` rows of the window, 0 and then the accepted nodes, in ascending
                 order; after them anything in the window.
         """
@@ -419,9 +461,3 @@ def _in_long_words(lines: Tensor) -> Tensor:
     sizes = lines.shape[1], lines.storage_offset()
     fits = all(size * lines.element_size() % 8 == 0 for size in sizes)
     return lines.view(torch.int64) if fits else lines
-
-
-def memory_of(args: tuple, kwargs: Mapping[str, Any]) -> Memory | None:
-    """The memory of the cache among the arguments of a module, `None` where there is none."""
-    found = (v.memory for v in (*args, *kwargs.values()) if isinstance(v, SlotCache))
-    return next(found, None)

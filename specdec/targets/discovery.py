@@ -8,6 +8,7 @@ so.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -18,7 +19,6 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from specdec.hf import (
     IGNORED_ATTRIBUTES,
     WINDOWED_LAYERS,
-    cache_argument,
     cause_of_refusal,
     code_of,
     device_of,
@@ -29,13 +29,13 @@ from specdec.hf import (
     position_limit,
 )
 from specdec.targets.attention import ATTENTION, PROBE, LearnedLayer
-from specdec.targets.cache import Chunk, KeyValueShape
-from specdec.targets.experts import step_experts
-from specdec.targets.fusion import Fusion, note_on_weights
-from specdec.targets.joint import separate_weights, siblings
-from specdec.targets.memory import MixerPlan
-from specdec.targets.mixers import WatchedCache, closing_gates
-from specdec.targets.route import Choices, Route
+from specdec.targets.cache import Chunk
+from specdec.targets.edits.edit import Faster
+from specdec.targets.edits.experts import StepExperts
+from specdec.targets.edits.fusion import Fusion, note_on_weights
+from specdec.targets.edits.joint import JointProducts
+from specdec.targets.mixers import stored_of, with_closing_gates
+from specdec.targets.route import Route
 from specdec.targets.self_test import compare
 from specdec.targets.views import open_view
 from specdec.targets.witness import (
@@ -43,7 +43,6 @@ from specdec.targets.witness import (
     Reading,
     is_same_reading,
     read_little,
-    trial_texts,
 )
 from specdec.targets.wrappers import (
     copied_values,
@@ -76,50 +75,45 @@ def find_route(model: PreTrainedModel, *, fuse: bool = False, num_tokens: int = 
     limit, now = position_limit(model.config.get_text_config()), description(model)
     length = length_to_try(num_tokens, limit) if has_own_code(model) else 0
     before, route = _KNOWN.get(model, {}).get(fuse, (None, None))
-    if before == now and length <= route.num_tried:
-        joined = route.choices.joined
-        if not joined or joined == siblings(model)[0]:
-            return route
+    is_known = before == now and length <= route.num_tried
+    if is_known and all(edit.fits(model) for edit in route.edits):
+        return route
     refuse_joint_quantisation(model)
-    choices, route = _fastest(model, fuse), None
-    while route is None:
-        try:
-            # Steps run in inference mode, and Dynamo would compile once more for another one.
-            with torch.inference_mode(choices.fusion is not None), torch.no_grad():
-                route = _passing(model, choices, length)
-        except ValueError as error:
-            given_up = choices
-            choices = _without_one(choices, error)
-            if choices is None:
-                raise
-            if given_up.joined and not choices.joined:
-                separate_weights(model, given_up.joined)
+    route = _with_fewest_given_up(model, *_fastest(model, fuse), length)
     _KNOWN.setdefault(model, {})[fuse] = now, route
     return route
 
 
-def _fastest(model: PreTrainedModel, fuse: bool) -> Choices:
-    """Everything that there is to choose."""
-    experts, note = step_experts(model)
-    notes = {} if note is None else {"experts": note}
+def _fastest(model: PreTrainedModel, fuse: bool) -> tuple[tuple[Faster, ...], dict[str, str]]:
+    """Every edit for speed that there is, and a note on each kind; the last is given up first."""
+    kinds = (StepExperts, Fusion, JointProducts) if fuse else (StepExperts,)
+    found = {kind: kind.of(model) for kind in kinds}
+    notes = {kind.__name__: note for kind, (_, note) in found.items() if note is not None}
     if not fuse:
-        return Choices(experts, notes=notes | note_on_weights(model))
-    fusion, notes["fusion"] = Fusion.of(model)
-    joined, notes["joined"] = siblings(model)
-    return Choices(experts, fusion, joined, notes)
+        return tuple(e for e, _ in found.values() if e), notes | note_on_weights(model)
+    edits = (found[kind][0] for kind in (StepExperts, JointProducts, Fusion))
+    return tuple(edit for edit in edits if edit is not None), notes
 
 
-def _without_one(choices: Choices, error: ValueError) -> Choices | None:
-    """What is left where choices failed the self-test; `None` if nothing was chosen."""
-    for name, remark in {
-        "fusion": "pointwise work is not fused: ",
-        "joined": "products are not joined: ",
-        "experts": f"experts are the model's own: with {choices.experts}, ",
-    }.items():
-        if getattr(choices, name):
-            notes = {**choices.notes, name: f"{remark}{error}"}
-            return replace(choices, notes=notes, **{name: getattr(Choices, name)})
-    return None
+def _with_fewest_given_up(
+    model: PreTrainedModel, edits: tuple[Faster, ...], notes: dict[str, str], length: int
+) -> Route:
+    """The first route that passes the self-test, with as many of the edits as pass; Raises as
+    `find_route`.
+    """
+    while True:
+        try:
+            # Steps run in inference mode, and Dynamo would compile once more for another one.
+            is_compiled = any(edit.is_compiled for edit in edits)
+            with torch.inference_mode(is_compiled), torch.no_grad():
+                return _passing(model, length, edits=edits, notes=notes)
+        except ValueError as error:
+            if not edits:
+                raise
+            *kept, given_up = edits
+            edits = tuple(kept)
+            notes = {**notes, type(given_up).__name__: f"{given_up.given_up}{error}"}
+            given_up.undo(model)
 
 
 FEW_TOKENS = 128
@@ -135,8 +129,8 @@ def length_to_try(num_tokens: int, limit: int | None) -> int:
     return min(1 << (least - 1).bit_length(), limit or least * 2)
 
 
-def _passing(model: PreTrainedModel, choices: Choices, length: int) -> Route:
-    """The first route that passes the self-test with these choices, over texts of this length."""
+def _passing(model: PreTrainedModel, length: int, **chosen: Any) -> Route:
+    """The first route that passes the self-test with these fields, over texts of this length."""
     if foreign := foreign_masks(model):
         raise ValueError(
             f"{type(model).__name__} cannot be decoded over specdec's cache: its masks are made by "
@@ -149,7 +143,7 @@ def _passing(model: PreTrainedModel, choices: Choices, length: int) -> Route:
         complaints = [f"its attention function {foreign} is none of transformers'"]
     for learn in ways:
         try:
-            route = replace(learn(model), choices=choices, num_tried=length)
+            route = replace(learn(model), num_tried=length, **chosen)
             complaint, route = compare(model, route)
         except PlainForwardError:
             raise
@@ -173,7 +167,7 @@ def _through_attention_interface(model: PreTrainedModel) -> Route:
     learned: dict[int, LearnedLayer] = {}
     view = open_view(model, Route(PROBE))
     # A function, since hooks of accelerate's hand copies of dictionaries on.
-    shapes, mixers = _stored(view, slot_window=learned.__setitem__)
+    stored = stored_of(view, slot_window=learned.__setitem__)
     windows: dict[int, int | Chunk | None] = {}
     for layer, (mask, module, has_softcap) in learned.items():
         if has_softcap and model.config.get_text_config()._attn_implementation == "sdpa":
@@ -202,8 +196,8 @@ def _through_attention_interface(model: PreTrainedModel) -> Route:
             raise ValueError(f"layer {layer} is {kind} but has no {WINDOWED_LAYERS[kind]}")
     modules = {id(module) for _, module, _ in learned.values()}
     names = tuple(name for name, module in view.named_modules() if id(module) in modules)
-    route = Route(ATTENTION, windows, shapes, names, mixers)
-    return replace(route, mixers=closing_gates(model, route))
+    route = Route(ATTENTION, windows, attention_modules=names, **stored)
+    return with_closing_gates(model, route)
 
 
 def _with_dense_mask(model: PreTrainedModel) -> Route:
@@ -211,35 +205,7 @@ def _with_dense_mask(model: PreTrainedModel) -> Route:
     config, sizes = model.config.get_text_config(), ("sliding_window", "attention_chunk_size")
     if _windowed_layers(model) or any(getattr(config, size, None) for size in sizes):
         raise ValueError("one dense mask cannot hold the windows of some layers")
-    shapes, mixers = _stored(open_view(model, Route()))
-    route = Route(shapes=shapes, mixers=mixers)
-    return replace(route, mixers=closing_gates(model, route))
-
-
-def _stored(
-    view: PreTrainedModel, **options: object
-) -> tuple[dict[int, KeyValueShape], dict[str, MixerPlan]]:
-    """What the layers of a view store of a token, and what its mixers keep, seen in HF's own cache
-    after a forward.
-    """
-    kinds = set(getattr(view.config.get_text_config(), "layer_types", None) or ())
-    is_stateful = getattr(view, "_is_stateful", False)
-    is_recurrent = is_stateful or not kinds <= {"full_attention", *WINDOWED_LAYERS}
-    cache = WatchedCache(view) if is_recurrent else DynamicCache()
-    options[cache_argument(view)] = cache
-    view(input_ids=trial_texts(view, 2), use_cache=True, **options)
-    mixers = cache.mixers() if is_recurrent else {}
-    if is_recurrent and not mixers:
-        raise ValueError("its recurrent state does not go through HF's cache")
-    shapes = {
-        index: KeyValueShape(
-            *(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]),
-            *(torch.promote_types(layer.keys.dtype, layer.values.dtype), layer.keys.device),
-        )
-        for index, layer in enumerate(cache.layers)
-        if getattr(layer, "keys", None) is not None
-    }
-    return shapes, mixers
+    return with_closing_gates(model, Route(**stored_of(open_view(model, Route()))))
 
 
 def _windowed_layers(model: PreTrainedModel) -> dict[int, str]:

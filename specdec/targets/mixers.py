@@ -7,20 +7,22 @@ where no state of any values moves, they were the gates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from specdec.graphs.tree import tables
-from specdec.targets.cache import SlotCache
-from specdec.targets.memory import MixerPlan, Place
+from specdec.hf import WINDOWED_LAYERS, cache_argument
+from specdec.targets.cache import KeyValueShape
+from specdec.targets.edits.memory import MixerPlan, Place
 from specdec.targets.route import Route
 from specdec.targets.view import wrap_forward
-from specdec.targets.views import forward, open_views
+from specdec.targets.views import forward, open_views, open_window
 from specdec.targets.witness import trial_texts
 
 
@@ -112,15 +114,39 @@ def _floors(mixer: nn.Module) -> Tensor | None:
     return lowest.expm1().log().to(mixer.dt_bias) - mixer.dt_bias
 
 
-def closing_gates(model: PreTrainedModel, route: Route) -> Mapping[str, MixerPlan]:
-    """The mixers of a route with their gates; without those of a mixer where none are found."""
+def stored_of(view: PreTrainedModel, **options: object) -> dict[str, Any]:
+    """Fields of a `Route`: what the layers of a view store of a token, and what its mixers keep,
+    seen in HF's own cache after a forward with these options.
+    """
+    kinds = set(getattr(view.config.get_text_config(), "layer_types", None) or ())
+    is_stateful = getattr(view, "_is_stateful", False)
+    is_recurrent = is_stateful or not kinds <= {"full_attention", *WINDOWED_LAYERS}
+    cache = WatchedCache(view) if is_recurrent else DynamicCache()
+    options[cache_argument(view)] = cache
+    view(input_ids=trial_texts(view, 2), use_cache=True, **options)
+    mixers = cache.mixers() if is_recurrent else {}
+    if is_recurrent and not mixers:
+        raise ValueError("its recurrent state does not go through HF's cache")
+    shapes = {
+        index: KeyValueShape(
+            *(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]),
+            *(torch.promote_types(layer.keys.dtype, layer.values.dtype), layer.keys.device),
+        )
+        for index, layer in enumerate(cache.layers)
+        if getattr(layer, "keys", None) is not None
+    }
+    return {"shapes": shapes, "mixers": mixers}
+
+
+def with_closing_gates(model: PreTrainedModel, route: Route) -> Route:
+    """A route whose mixers have their gates; those of a mixer are left out where none are found."""
     tried = {n: with_gates(plan, model.get_submodule(n)) for n, plan in route.mixers.items()}
     chosen = {name: next(plans) for name, plans in tried.items()}
     while True:
         closed = _closed(model, replace(route, mixers=chosen))
         left = [n for n, plan in chosen.items() if plan.gates is not None and n not in closed]
         if not left:
-            return chosen
+            return replace(route, mixers=chosen)
         chosen |= {name: next(tried[name]) for name in left}
 
 
@@ -128,7 +154,7 @@ def _closed(model: PreTrainedModel, route: Route) -> list[str]:
     """Mixers whose states, of any values, a replay with all gates closed leaves as they are."""
     if not route.mixers:
         return []
-    cache = SlotCache(2, 16, route.shapes, mixers=route.mixers, max_window=3)
+    cache = route.init_cache(2, 16, max_window=3)
     host = {"dtype": torch.float32, "device": "cpu"}
     for tensor in tables(cache.memory).values():
         if tensor.is_floating_point():
@@ -138,7 +164,8 @@ def _closed(model: PreTrainedModel, route: Route) -> list[str]:
     before = {place: state.clone() for place, state in cache.memory.states.items()}
     tokens = trial_texts(model, 3)
     slots = torch.arange(3, device=tokens.device).expand(2, -1)
-    forward(open_views(model, route), tokens, cache, slots)
+    views = open_views(model, route)
+    forward(views, tokens, cache, open_window(views, cache, slots))
     after = cache.memory.states
     return [
         name

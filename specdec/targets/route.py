@@ -6,28 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from specdec.targets.cache import Chunk, KeyValueShape
-from specdec.targets.fusion import Fusion
-from specdec.targets.joint import Group
-from specdec.targets.memory import MixerPlan
-
-
-@dataclass(frozen=True, eq=False)
-class Choices:
-    """What is done for speed; by default nothing.
-
-    Args:
-        experts: the implementation of experts inside a step; `None` for the model's own.
-        fusion: what compiles pointwise work.
-        joined: linear layers that are one product.
-        notes: a sentence on each choice that there was, also on those that were given up.
-    """
-
-    experts: str | None = None
-    fusion: Fusion | None = None
-    joined: tuple[Group, ...] = ()
-    notes: Mapping[str, str] = field(default_factory=dict)
+from specdec.targets.cache import Chunk, KeyValueShape, SlotCache
+from specdec.targets.edits.edit import Faster
+from specdec.targets.edits.memory import MixerPlan
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +25,8 @@ class Route:
         mixers: recurrent ones, by name.
         returns_tuples: decoder layers return their hidden states inside of a tuple.
         fault_of_trees: what the model does wrong in the window of a tree, `None` for nothing.
-        choices: what is done for speed.
+        edits: what makes it faster.
+        notes: a sentence on each edit that there was to choose, also on those that were given up.
         num_tried: tokens of the texts that the self-test has read where somebody's own code runs in
             the model; 0 where none does, which may act from some number of tokens on.
     """
@@ -54,8 +38,18 @@ class Route:
     mixers: Mapping[str, MixerPlan] = field(default_factory=dict)
     returns_tuples: bool = False
     fault_of_trees: str | None = None
-    choices: Choices = Choices()
+    edits: tuple[Faster, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
     num_tried: int = 0
+
+    def init_cache(self, batch_size: int, num_slots: int, **options: Any) -> SlotCache:
+        """Storage for what the layers keep of rows; options as of `SlotCache`."""
+        return SlotCache(batch_size, num_slots, self.shapes, mixers=self.mixers, **options)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Steps run compiled code."""
+        return any(edit.is_compiled for edit in self.edits)
 
     @property
     def compared_modules(self) -> tuple[str, ...]:

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -28,11 +29,13 @@ from transformers import PreTrainedModel
 from specdec.graphs.tree import fill
 from specdec.hf import foreign_attention, position_limit
 from specdec.targets.cache import Chunk, KeyValueShape, SlotCache, memory_bytes, narrowed
+from specdec.targets.edits.edit import Edit, name_of
 from specdec.targets.features import decoder_layers
 from specdec.targets.route import Route
 from specdec.targets.view import wrap_forward
-from specdec.targets.views import forward, open_view, open_views
+from specdec.targets.views import forward, open_view, open_views, open_window
 from specdec.targets.witness import (
+    NUM_ROWS,
     PlainForwardError,
     generated,
     read_in_batches,
@@ -59,6 +62,8 @@ WIDTH = 4096
 """Slots that the trial attends over, unless the model has fewer positions or a longer window."""
 FEW_TOKENS = 16
 """Of a text that is read in batches of several sizes, or gone on with by HF's `generate`."""
+NUM_EDITED = 64
+"""Tokens of a text that edits are tried over; halves of it are windows."""
 NUM_TEXTS = 8
 """Texts that are tried where rounding may choose other experts for a token."""
 
@@ -118,6 +123,37 @@ def _may_flip(model: PreTrainedModel) -> bool:
     """Whether rounding may choose other experts for a token: where scores are coarse."""
     is_coarse = torch.finfo(model.dtype).eps > 1e-5
     return is_coarse and any("expert" in name for name, _ in model.named_modules())
+
+
+def try_edits(model: PreTrainedModel, route: Route, edits: Sequence[Edit]) -> None:
+    """Raises `ValueError` if what edits of the user do depends on how a text is cut into windows,
+    on the rows of a batch, or fails: windows of several sizes are held against one window over the
+    whole text, with the same edits in both. What the model is without them was tried before.
+    """
+    of_windows, of_trees, complaint = _Judge(), _Judge(), None
+    names, what = ", ".join(map(name_of, edits)), type(model).__name__
+    open_view(model, route, edits=edits)  # so that their own errors come as they are
+    with torch.inference_mode(route.is_compiled), torch.no_grad():
+        for number in range(NUM_TEXTS if _may_flip(model) else 1):
+            try:
+                trial = _Trial(model, route, number, edits)
+                complaint = of_windows(chain(trial.chains(), trial.batches()))
+                if route.fault_of_trees is None:
+                    complaint = complaint or of_trees(iter([trial.tree()]))
+            except Exception as error:
+                raise ValueError(
+                    f"edits of {what} ({names}) fail in a window of their trial "
+                    f"({type(error).__name__}: {error}); a window has any number of tokens and "
+                    "rows, and row_inputs of a call's own may be missing"
+                ) from error
+            if complaint is None:
+                return
+    raise ValueError(
+        f"edits of {what} ({names}) depend on how a text is cut into windows ({complaint}). Let "
+        "them act by the positions of tokens, window_of(view).since_prompt or .text_positions, not "
+        "by their places in a window, the number of a window's tokens or rows, or what was "
+        "computed before: see 'Interventions' in docs/models.md"
+    )
 
 
 class _Judge:
@@ -215,11 +251,25 @@ class _Plain:
     """HF's plain forward of two texts, and how far each state of it moves by rounding: where the
     inputs of its layer are rounded once more to the coarsest data type of the model's, and at least
     by one rounding to its own.
+
+    Args:
+        model, route, tokens: of the trial.
+        trace: of a view of the model.
+        read: runs that view over the tokens, and returns logits; `None` for a forward of HF's.
+        name: of what it does.
     """
 
-    def __init__(self, model: PreTrainedModel, route: Route, tokens: Tensor):
-        self._model, self._route, self._tokens = model, route, tokens
-        self.trace = _Trace(open_view(model, Route()), route)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        route: Route,
+        tokens: Tensor,
+        trace: _Trace,
+        read: Callable[[], Tensor] | None = None,
+        name: str = "its plain forward",
+    ):
+        self._model, self._route, self._tokens, self._name = model, route, tokens, name
+        self.trace, self._read = trace, read or (lambda: read_whole(trace.view, tokens))
         self.states = self.trace.run(self._read)
         self.inputs = {n: state for n, state in self.states.items() if n.startswith(_ARRIVED)}
         dtypes = {model.dtype, *(self.states[name].dtype for name in route.compared_modules)}
@@ -227,12 +277,9 @@ class _Plain:
         self._unit = max(*units, *map(_unit_of, self.states.values()))
         self._factor = NOISE_FACTOR if self._unit > 1e-5 else FINE_NOISE_FACTOR
         self._generator = torch.Generator().manual_seed(0)
-        self._whole = read_whole(model, tokens)
+        self._whole = None if read else read_whole(model, tokens)
         noisy = {name: self._rounded(x) for name, x in self.inputs.items()}
         self.rounding = self._moved(lambda name, arrived: noisy[name], MOST_ROUNDING[0])
-
-    def _read(self) -> Tensor:
-        return read_whole(self.trace.view, self._tokens)
 
     def _rounded(self, x: Tensor) -> Tensor:
         noise = torch.randn(x.shape, generator=self._generator, dtype=torch.float64, device="cpu")
@@ -251,7 +298,7 @@ class _Plain:
         """How far states of the tokens at slots `[2, N]` are from these."""
         found = {name: _distance(x, _take(self.states[name], slots)) for name, x in ours.items()}
         return {
-            f"{name} differs from its plain forward": Difference(
+            f"{name} differs from {self._name}": Difference(
                 error, self._factor * _take(self.rounding[name], slots)
             )
             for name, error in found.items()
@@ -306,28 +353,40 @@ class _Plain:
 
 
 class _Trial:
-    """Ragged windows of two texts over a cache of garbage, beside the texts' plain forward."""
+    """Ragged windows of two texts over a cache of garbage, beside the texts' plain forward; with
+    edits of the user in the views, beside one window over the whole texts.
+    """
 
-    def __init__(self, model: PreTrainedModel, route: Route, number: int):
+    def __init__(
+        self, model: PreTrainedModel, route: Route, number: int, edits: Sequence[Edit] = ()
+    ):
         windows = route.layer_windows.values()
         sizes = [w.size if isinstance(w, Chunk) else w for w in windows if w is not None]
         length = max([6, *(size + 4 for size in sizes if size <= LONGEST_WINDOW)])
         limit = position_limit(model.config.get_text_config()) or length
-        length = max(min(length, limit), _fitting(model, route.num_tried))
+        num_tried = max(route.num_tried, min(NUM_EDITED, limit) if edits else 0)
+        length = max(min(length, limit), _fitting(model, num_tried))
         self._tokens = trial_texts(model, length, number)
-        self.plain = _Plain(model, route, self._tokens)
-        views = open_views(model, route)
+        if not edits:
+            whole = _Trace(open_view(model, Route()), route)
+            self.plain = _Plain(model, route, self._tokens, whole)
+        views = open_views(model, route, edits=edits)
         self._views, self._trace = views._replace(chunk=views.step), _Trace(views.step, route)
         device, self._narrow = self._tokens.device, 2 * length
         width = max(self._narrow, _width(model, sizes, route.shapes.values()))
-        options = {"mixers": route.mixers, "max_window": 2 * length, "extra_slots": 0}
-        self._cache = SlotCache(2, width, route.shapes, **options)
+        self._cache = route.init_cache(2, width, max_window=2 * length, extra_slots=0)
         # Row 0 keeps all of the first window, row 1 all but the last token of it.
         half = length // 2
         self._everything = torch.arange(length, device=device).expand(2, -1)
         self._first = self._everything[:, :half]
         self._kept = torch.tensor([[half], [half - 1]], device=device)
         self._later = self._kept + torch.arange(length - half, device=device)
+        if edits:
+            ends = torch.tensor([half - 2, length - 2], device=device)
+            self._cache.row_inputs["prompt_end"] = ends
+            read = partial(self._read, self._tokens, self._cache, self._everything)
+            parts = self._tokens, self._trace, read, "one window over the whole text"
+            self.plain = _Plain(model, route, *parts)
 
     def chains(self) -> Iterator[Differences]:
         """A window over as few slots as can be, and one of several tokens and one of a single one
@@ -344,16 +403,16 @@ class _Trial:
         yield self.plain.difference(self._later, self._states(later, self._later))
         yield self.plain.difference(self._kept, self._states(one, self._kept))
         if self._cache.memory is not None:  # the same behind a chunk of a prompt
-            fill(self._cache, 0)
+            fill((self._cache.memory, self._cache.stores), 0)
             ragged = torch.where(self._first < self._kept, self._first, self._cache.padding_slot)
             self._states(first, ragged, is_chunk=True)
             yield self.plain.difference(self._later, self._states(later, self._later))
 
     def tree(self) -> Differences:
         """The second window once more, with an earlier sibling from the other text before each
-        token but the anchor.
+        token but the root.
         """
-        positions = self._later.repeat_interleave(2, dim=1)[:, 1:]  # anchor, sibling, token, ...
+        positions = self._later.repeat_interleave(2, dim=1)[:, 1:]  # root, sibling, token, ...
         count = positions.shape[1]
         order = torch.arange(count, device=positions.device)
         is_other = order % 2 == 1
@@ -373,8 +432,34 @@ class _Trial:
         given = {name: pick(state) for name, state in self.plain.inputs.items()}
         tokens = pick(self._tokens)
         return self._trace.run(
-            lambda: forward(self._views, tokens, self._cache, slots, **window)[0],
+            lambda: self._read(tokens, self._cache, slots, **window),
             lambda name, arrived: given[name],
+        )
+
+    def _read(self, tokens: Tensor, cache: SlotCache, slots: Tensor, **window: Any) -> Tensor:
+        """Logits of a window."""
+        return forward(
+            self._views, tokens, cache, open_window(self._views, cache, slots, **window)
+        )[0]
+
+    def batches(self) -> Iterator[Differences]:
+        """The two texts in batches of other sizes, each alone where the size is one row."""
+        for count in NUM_ROWS:
+            rows = torch.arange(max(count, 2), device=self._tokens.device) % 2
+            read = [self._in_batch(some) for some in (rows.split(1) if count == 1 else [rows])]
+            states = {name: torch.cat([each[name] for each in read])[:2] for name in read[0]}
+            found = self.plain.difference(self._everything, states)
+            yield {f"in a batch of {count} {name}": found[name] for name in found}
+
+    def _in_batch(self, rows: Tensor) -> dict[str, Tensor]:
+        """Everything to compare, of these texts as a batch."""
+        length, route = self._tokens.shape[1], self._views.route
+        cache = route.init_cache(len(rows), length, max_window=length)
+        cache.row_inputs = {name: each[rows] for name, each in self._cache.row_inputs.items()}
+        slots = self._everything[:1].expand(len(rows), -1)
+        return self._trace.run(
+            lambda: self._read(self._tokens[rows], cache, slots),
+            lambda name, arrived: self.plain.inputs[name][rows.to(arrived.device)],
         )
 
     def _spread_garbage(self) -> None:

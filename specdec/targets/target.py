@@ -17,12 +17,15 @@ from transformers import PreTrainedModel
 from specdec.arguments import check_choice, check_integer
 from specdec.graphs.tree import weight_addresses
 from specdec.hf import device_of, position_limit
-from specdec.targets.adapters import adapter_indices
 from specdec.targets.cache import Chunk, SlotCache, check_room
 from specdec.targets.discovery import find_route, length_to_try
+from specdec.targets.edits.adapters import adapter_indices
+from specdec.targets.edits.edit import Edit, check_edits, name_of
+from specdec.targets.edits.layers import only_layers
 from specdec.targets.features import FeatureLayer, Queries, check_layers
 from specdec.targets.route import Route
-from specdec.targets.views import Views, forward, open_views
+from specdec.targets.self_test import try_edits
+from specdec.targets.views import Views, forward, open_views, open_window
 from specdec.targets.wrappers import (
     Surface,
     hooks_of,
@@ -47,6 +50,7 @@ class SlotModel:
         model: a decoder-only `PreTrainedModel` with full, sliding-window or chunked attention, or
             recurrent layers, in eval mode.
         fuse: join products and compile pointwise work; see `Target`.
+        edits: of the user; see `Target`.
 
     Attributes:
         model: the HF model, without wrappers.
@@ -66,8 +70,8 @@ class SlotModel:
             its plain forward), with what to do instead.
     """
 
-    def __init__(self, model: PreTrainedModel, *, fuse: bool = False):
-        self.model, self._fuse = unwrap(model), fuse
+    def __init__(self, model: PreTrainedModel, *, fuse: bool = False, edits: Sequence[Edit] = ()):
+        self.model, self._fuse, self.edits = unwrap(model), fuse, check_edits(edits)
         self.feature_layers: tuple[FeatureLayer, ...] = ()
         self.layers: tuple[int, ...] | None = None
         self.refresh()
@@ -92,6 +96,8 @@ class SlotModel:
                 "offload it by accelerate, whose hooks bring the weights in"
             )
         route = find_route(model, fuse=self._fuse, num_tokens=num_tokens)
+        if self.edits:
+            try_edits(model, route, self.edits)
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
         self.max_positions = position_limit(self.config)
@@ -105,12 +111,16 @@ class SlotModel:
     @cached_property
     def _views(self) -> Views:
         """Opened with the first cache: later may be inside of a guard or a capture."""
-        return open_views(self.model, self.route, self.feature_layers, self.layers)
+        edits = self.edits
+        if self.layers is not None:
+            part = only_layers(self.layers, returns_tuples=self.route.returns_tuples)
+            edits = (*edits, part)
+        return open_views(self.model, self.route, self.feature_layers, edits)
 
     @property
     def is_fused(self) -> bool:
         """Pointwise work is compiled."""
-        return self.route.choices.fusion is not None
+        return self.route.is_compiled
 
     @property
     def is_recurrent(self) -> bool:
@@ -120,13 +130,14 @@ class SlotModel:
     @property
     def why_reading_waits(self) -> str | None:
         """Why a forward of a prompt chunk makes the host wait; `None` if it does not."""
-        has_own = self.route.choices.experts is not None
-        return "the experts' own code waits for the device" if has_own else None
+        reasons = (edit.why_not_in_chunks for edit in self.route.edits)
+        return next((reason for reason in reasons if reason), None)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was chosen for this model, and why, where there was a choice."""
-        return tuple(self.route.choices.notes.values())
+        """What was chosen for this model, and why, where there was a choice; and what edits it."""
+        own = (f"edited by {', '.join(map(name_of, self.edits))}",) if self.edits else ()
+        return (*self.route.notes.values(), *own)
 
     def __getstate__(self) -> dict:
         left_out = "_views", "_surface", "hooks"
@@ -172,7 +183,7 @@ class SlotModel:
         """
         name, views = type(self.model).__name__, vars(self).get("_views")
         (modules, adapters), (old_modules, old_adapters) = structure(self.model), self._structure
-        layers, places = views.joined if views else ((), ())
+        layers, places = views.stored_anew if views else ((), ())
         change = None
         if self.model.dtype != self._dtype:
             change = f"was {self._dtype} when specdec wrapped it and is {self.model.dtype} now"
@@ -241,10 +252,8 @@ class SlotModel:
         check_integer("max_window", max_window, 1)
         self.check_room(batch_size, num_slots, max_window=max_window)
         _ = self._views
-        options = {"mixers": self.route.mixers, "max_window": max_window}
-        return SlotCache(
-            batch_size, num_slots, self.route.shapes, extra_slots=extra_slots, **options
-        )
+        options = {"max_window": max_window, "extra_slots": extra_slots}
+        return self.route.init_cache(batch_size, num_slots, **options)
 
     def check_room(self, batch_size: int, num_slots: int, *, max_window: int = 1) -> None:
         """Raises `ValueError` for a cache that no device here can hold."""
@@ -254,8 +263,10 @@ class SlotModel:
     def forward(
         self, tokens: Tensor, cache: SlotCache, slots: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits and features of a window; see `views.forward`."""
-        return forward(self._views, tokens, cache, slots, **options)
+        """Logits and features of a window, see `views.forward`; options are those of `Window`."""
+        return forward(
+            self._views, tokens, cache, open_window(self._views, cache, slots, **options)
+        )
 
 
 class Target(SlotModel):
@@ -276,9 +287,14 @@ class Target(SlotModel):
             gated activations) is compiled with Inductor, which takes some seconds at first, and
             int8 and float8 weights of torchao's are multiplied as they are. The self-test holds
             all to its limits, and `notes` says what was done and what was not.
+        edits: functions that each change a private view of the model: interventions, such as
+            steering of new tokens alone. They are what the target is: text is that of the edited
+            model, and features and a `SelfDrafter` see them. The model itself stays as it is. A
+            trial holds windows of several sizes against one window over the whole text, so that an
+            edit which depends on how a text is cut is refused. See `specdec.targets.window_of`.
 
     Raises:
-        TypeError: `model` is not an HF model.
+        TypeError: `model` is not an HF model, or `edits` is no tuple of functions.
         ValueError: the model cannot be decoded this way, or a feature layer does not exist.
 
     Example:
@@ -299,8 +315,9 @@ class Target(SlotModel):
         *,
         feature_layers: tuple[FeatureLayer, ...] = (),
         fuse: bool = False,
+        edits: Sequence[Edit] = (),
     ):
-        super().__init__(model, fuse=check_choice("fuse", fuse, (True, False)))
+        super().__init__(model, fuse=check_choice("fuse", fuse, (True, False)), edits=edits)
         self.feature_layers = check_layers(feature_layers, self.num_layers)
 
     def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> Target:
@@ -321,10 +338,16 @@ class Target(SlotModel):
             layers: indices of those that run; a layer left out hands on what it was given.
 
         Raises:
-            ValueError: a layer that does not exist.
+            ValueError: a layer that does not exist, or some are to be left out of a model with
+                recurrent ones.
         """
         for layer in layers:
             check_integer("layers", layer, 0, self.num_layers - 1)
+        if self.is_recurrent and len({*layers}) < self.num_layers:
+            raise ValueError(
+                f"no layers of {type(self.model).__name__} can be left out: its recurrent layers "
+                "remember one window together; run all of them (layers=None)"
+            )
         other = copy.copy(self)
         other.layers = tuple(layers)
         _ = other._views  # no cache is asked of a part, and a step is no time to open them
@@ -332,12 +355,17 @@ class Target(SlotModel):
 
     @property
     def row_inputs(self) -> tuple[str, ...]:
-        """Names of what a call may bring for each row; `"adapter"` where PEFT has layers in it."""
-        return ("position_offset", "adapter") if self._structure[1] else ("position_offset",)
+        """Names of what a call may bring for each row: `"adapter"` where PEFT has layers in it, and
+        what edits declare.
+        """
+        own = ("adapter",) if self._structure[1] else ()
+        of_edits = (name for edit in self.edits for name in getattr(edit, "row_inputs", ()))
+        return tuple(dict.fromkeys(("position_offset", *own, *of_edits)))
 
     @torch.inference_mode()
     def adapter_indices(self, names: Sequence[str]) -> list[int]:
-        """Numbers of the rows' adapters, for `verify`, from PEFT's names, `"__base__"` for none.
+        """Numbers of the rows' adapters, for `SlotCache.row_inputs`, from PEFT's names,
+        `"__base__"` for none.
 
         Raises:
             TypeError: not a sequence of names.
@@ -347,7 +375,8 @@ class Target(SlotModel):
         found = adapter_indices(self.model, names)
         rows = torch.zeros(3, dtype=torch.long, device=self.device)
         cache, draft = self.init_cache(3, 2), Draft(rows[:, None])
-        self.verify(cache, rows, rows, draft, adapter=rows)
+        cache.row_inputs = {"adapter": rows, "prompt_end": rows}
+        self.verify(cache, rows, rows, draft)
         return found
 
     @property
@@ -378,7 +407,6 @@ class Target(SlotModel):
         lengths: Tensor,
         *,
         offset: int | Tensor,
-        **row_inputs: Tensor,
     ) -> Tensor | None:
         """Reads one chunk of the prompts; rows shorter than the chunk write nothing.
 
@@ -391,7 +419,6 @@ class Target(SlotModel):
             lengths: `[B]` how many tokens of each prompt to read in all; positions at or beyond it
                 are skipped.
             offset: position of the chunk's first token; a tensor `[]` where it is on the device.
-            row_inputs: see `verify`.
 
         Returns:
             Features `[B, C, F]`, or `None`.
@@ -402,18 +429,16 @@ class Target(SlotModel):
         positions = offset + torch.arange(tokens.shape[1], device=tokens.device)
         slots = torch.where(positions < lengths[:, None], positions, cache.padding_slot)
         tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
-        options = {"logits_to_keep": None, "is_chunk": True, **row_inputs}
-        return self.forward(tokens, cache, slots, **options)[1]
+        return self.forward(tokens, cache, slots, logits_to_keep=None, is_chunk=True)[1]
 
     def verify(
         self,
         cache: SlotCache,
         start: Tensor,
-        anchor: Tensor,
+        root: Tensor,
         draft: Draft,
-        **row_inputs: Tensor,
     ) -> TargetOutput:
-        """One forward over the anchor and the K draft tokens, a chain or a tree: nodes stand at
+        """One forward over the root and the K draft tokens, a chain or a tree: nodes stand at
         positions by their depth, and see the text and their ancestors.
 
         Keys and values of the window are written, token after token; what is not accepted is
@@ -421,20 +446,17 @@ class Target(SlotModel):
 
         Args:
             cache: rows to read.
-            start: `[B]` position of the anchor.
-            anchor: `[B]` the last committed token, not yet read by the target.
+            start: `[B]` position of the root.
+            root: `[B]` the last committed token, not yet read by the target.
             draft: `[B, K]` tokens of the target's vocabulary.
-            row_inputs: `[B]` int64 each. `position_offset`: how much further on each row's tokens
-                stand in its text than their slots say. `adapter`: of `adapter_indices`; without it
-                adapters are those that are active.
 
         Returns:
             Logits `[B, K + 1, V]` and features.
         """
         cache.check_rows(draft.tokens)
-        tokens = torch.cat([anchor[:, None], draft.tokens], dim=1)  # [B, N]
+        tokens = torch.cat([root[:, None], draft.tokens], dim=1)  # [B, N]
         slots = start[:, None] + torch.arange(tokens.shape[1], device=start.device)
         tree = {}
         if not draft.is_chain:  # of a chain slots say where tokens stand and what they see
             tree = {"positions": start[:, None] + draft.depths, "visible": draft.ancestors}
-        return TargetOutput(*self.forward(tokens, cache, slots, **tree, **row_inputs))
+        return TargetOutput(*self.forward(tokens, cache, slots, **tree))

@@ -5,7 +5,8 @@ Legend: B rows, N tokens, S slots, d width of a head.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import torch
@@ -24,11 +25,11 @@ class TargetText:
     Args:
         target: whose they are.
         cache: where they are; token t of a row is in slot t.
-        lengths: `[B]` int64, tokens of each row that the target has read: the slot of the anchor of
+        lengths: `[B]` int64, tokens of each row that the target has read: the slot of the root of
             its next step. What is at or beyond it is garbage.
         room: tokens that may be run behind the text: K + 1, and the drafter's `extra_slots`; `None`
             where nobody counts.
-        position_offset, adapter: of the rows, see `Target.verify`.
+        row_inputs: other ones than the cache's.
     """
 
     target: Target
@@ -36,8 +37,24 @@ class TargetText:
     lengths: Tensor
     _: KW_ONLY
     room: int | None = None
-    position_offset: Tensor | None = None
-    adapter: Tensor | None = None
+    row_inputs: Mapping[str, Tensor] | None = None
+
+    @property
+    def positions(self) -> Tensor:
+        """`[B]`, where the root of each row stands in its text."""
+        offset = self._inputs.get("position_offset")
+        return self.lengths if offset is None else self.lengths + offset
+
+    @property
+    def _inputs(self) -> Mapping[str, Tensor]:
+        return self.cache.row_inputs if self.row_inputs is None else self.row_inputs
+
+    def over(self, table: SlotCache, lengths: Tensor) -> TargetText:
+        """The text as far as a table shows it: its last token before the root is the last of
+        `lengths` `[B]` tokens there, and what follows goes on from its own position.
+        """
+        own = {**self._inputs, "position_offset": self.positions - lengths}
+        return replace(self, cache=table, lengths=lengths, row_inputs=own)
 
     def window_of(self, layer: int) -> int | Chunk | None:
         """How much of the text a layer sees: its sliding window in positions or its `Chunk`, `None`
@@ -70,7 +87,7 @@ class TargetText:
         Args:
             model: that runs: the target, a part of it (`Target.part`), or another model with the
                 same keys and values.
-            tokens: `[B, N]` int64; the first ones behind the text are the row's anchor, which the
+            tokens: `[B, N]` int64; the first ones behind the text are the row's root, which the
                 target has not read yet, and what was drafted after it.
             offset: so many tokens behind the text the first of them stands.
             options: of `SlotModel.forward`: `positions` and `visible` of trees, `logits_to_keep`.
@@ -90,8 +107,7 @@ class TargetText:
             )
         first = self.lengths[:, None] + check_integer("offset", offset, 0)
         slots = first + torch.arange(tokens.shape[1], device=tokens.device)
-        own = {"position_offset": self.position_offset}
-        if model.model is self.target.model:  # another one's adapters have other numbers
-            own["adapter"] = self.adapter
-        options = own | options
-        return model.forward(tokens, self.cache, slots, **options)
+        own = dict(self._inputs)
+        if model.model is not self.target.model:  # another one's adapters have other numbers
+            own.pop("adapter", None)
+        return model.forward(tokens, self.cache, slots, row_inputs=own, **options)

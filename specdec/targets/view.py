@@ -41,8 +41,35 @@ def private_view(model: Model) -> Model:
 
 
 def wrap_forward(module: nn.Module, around: Callable) -> None:
-    """Makes `module(...)` call `around(forward, *args, **kwargs)`; only for modules of a view."""
+    """Makes `module(...)` call `around(forward, *args, **kwargs)`; only for modules of a view.
+
+    Args:
+        module: of a private view. What was wrapped before is inside, and hooks are outside.
+        around: given the forward of the module and its arguments; returns what the module does.
+
+    Example:
+        >>> layer = private_view(nn.Identity())
+        >>> wrap_forward(layer, lambda forward, x: 2 * forward(x))
+        >>> layer(21)
+        42
+    """
     module.forward = partial(around, module.forward)
+
+
+def shared_with_model(view: nn.Module) -> list[tuple[str, dict | set, dict | set]]:
+    """What a view shares with its model, by the modules' names: parameters, buffers and hooks, each
+    with a copy of the container as it is now.
+    """
+    held = ((path, *item) for path, m in view.named_modules() for item in vars(m).items())
+    return [
+        (path, value, copy.copy(value))
+        for path, name, value in held
+        if _is_shared(name) and isinstance(value, dict | set)
+    ]
+
+
+def _is_shared(name: str) -> bool:
+    return name in _SHARED or "_hooks" in name
 
 
 _SHARED = {"_parameters", "_buffers", "_non_persistent_buffers_set"}
@@ -125,8 +152,7 @@ class _Viewer:
         other = object.__new__(type(module))
         self._views[id(module)] = other
         for name, value in vars(module).items():
-            is_shared = name in _SHARED or "_hooks" in name
             if name == "_compiled_call_impl":
                 value = None  # it would run the model instead of the view
-            other.__dict__[name] = value if is_shared else self.view(value)
+            other.__dict__[name] = value if _is_shared(name) else self.view(value)
         return other

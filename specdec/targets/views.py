@@ -8,10 +8,10 @@ with it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,12 @@ from transformers import PreTrainedModel
 
 from specdec.graphs.tree import weight_addresses
 from specdec.hf import ATTENTION_FIELD, cache_argument, position_limit, set_implementation
-from specdec.targets.adapters import RowAdapters
 from specdec.targets.attention import ATTENTION, window_mask
-from specdec.targets.cache import SlotCache, memory_of
-from specdec.targets.experts import set_experts
-from specdec.targets.features import FeatureLayer, Features, Queries, decoder_layers
-from specdec.targets.joint import JointProduct, join_weights
-from specdec.targets.memory import remember
+from specdec.targets.cache import SlotCache, Window
+from specdec.targets.edits.adapters import edit_adapters
+from specdec.targets.edits.edit import Edit, Running, apply_edit
+from specdec.targets.edits.memory import edit_memory
+from specdec.targets.features import FeatureLayer, Queries, decoder_layers
 from specdec.targets.route import Route
 from specdec.targets.view import private_view, wrap_forward
 
@@ -38,9 +37,9 @@ class Views(NamedTuple):
         chunk: for chunks of prompts.
         route: by which they were opened.
         feature_layers: hidden states that they hand out.
-        joined: layers of the model whose weights are views of a buffer, and the addresses of these.
-            Weights are elsewhere after they were replaced, cast or moved, while the views still
-            compute with the buffers.
+        stored_anew: modules of the model whose weights the route's edits have moved to buffers,
+            and the addresses of these. Weights are elsewhere after they were replaced, cast or
+            moved, while the views still compute with the buffers.
         arguments: names that forwards take.
         cache_name: the one for HF's cache.
         max_positions: longest sequence that the model has positions for; `None` for no limit.
@@ -50,7 +49,7 @@ class Views(NamedTuple):
     chunk: PreTrainedModel
     route: Route
     feature_layers: tuple[FeatureLayer, ...]
-    joined: tuple[list[nn.Module], tuple[int, ...]]
+    stored_anew: tuple[list[nn.Module], tuple[int, ...]]
     arguments: Collection[str]
     cache_name: str
     max_positions: int | None
@@ -60,7 +59,7 @@ def open_views(
     model: PreTrainedModel,
     route: Route,
     feature_layers: tuple[FeatureLayer, ...] = (),
-    layers: Collection[int] | None = None,
+    edits: Sequence[Edit] = (),
 ) -> Views:
     """The views that run a model over slots. Here, and nowhere else, the model's storage changes:
     parameters of joined products become views of one buffer each.
@@ -69,22 +68,22 @@ def open_views(
         model: without wrappers.
         route: of `find_route`, or a candidate for it.
         feature_layers: hidden states that forwards hand out.
-        layers: decoder layers that run, by index; the others are skipped, and neither read nor
-            write their part of a cache. `None` for all.
+        edits: of the user, or of a part of the model, after those of the route.
 
     Raises:
-        ValueError: layers are to be left out of a model with recurrent ones.
+        ValueError: an edit cannot be made, or changes the model itself.
     """
-    join_weights(model, route.choices.joined)
-    step = chunk = open_view(model, route, feature_layers, layers)
-    if route.choices.experts is not None:
-        own_experts = replace(route, choices=replace(route.choices, experts=None))
-        chunk = open_view(model, own_experts, feature_layers, layers)
-    joined = [layer for group in route.choices.joined for layer in group.of(model)]
+    for edit in route.edits:
+        edit.prepare(model)
+    step = chunk = open_view(model, route, feature_layers, edits)
+    of_chunks = tuple(edit for edit in route.edits if edit.why_not_in_chunks is None)
+    if of_chunks != route.edits:
+        chunk = open_view(model, replace(route, edits=of_chunks), feature_layers, edits)
+    stored_anew = [module for edit in route.edits for module in edit.stored_anew(model)]
     arguments = frozenset(inspect.signature(type(model).forward).parameters)
     limit = position_limit(model.config.get_text_config())
     names = arguments, cache_argument(model)
-    places = joined, weight_addresses(*joined)
+    places = stored_anew, weight_addresses(*stored_anew)
     return Views(step, chunk, route, feature_layers, places, *names, limit)
 
 
@@ -92,12 +91,23 @@ def open_view(
     model: PreTrainedModel,
     route: Route,
     feature_layers: tuple[FeatureLayer, ...] = (),
-    layers: Collection[int] | None = None,
+    edits: Sequence[Edit] = (),
 ) -> PreTrainedModel:
-    """One private view of a model; Args and Raises as `open_views`, joined weights as they are."""
-    view, attention, choices = private_view(model), route.attention, route.choices
-    view.row_adapters = RowAdapters()
-    view.row_adapters.install(view)
+    """One private view of a model; Args and Raises as `open_views`, weights where they are."""
+    view = private_view(model)
+    view.running = Running()
+    own = partial(attend_by, attention=route.attention), edit_adapters, *route.edits
+    memory = partial(edit_memory, mixers=route.mixers)
+    users = (partial(apply_edit, edit) for edit in edits)
+    for edit in (*own, memory, *users, partial(catch_features, layers=feature_layers)):
+        edit(view)
+    return view
+
+
+def attend_by(view: PreTrainedModel, attention: str | None) -> None:
+    """Makes a view call an attention function of that name, `None` for its own, and be in
+    evaluation mode.
+    """
     # Sub-models can own configurations of their own (a text model inside a multimodal one).
     for module in view.modules():
         module.training = False
@@ -114,57 +124,24 @@ def open_view(
             # Llama 4's own is of positions that count from one length for all rows.
             module.attn_temperature_tuning = False
             module.tempers_queries = not module.use_rope
-    if choices.experts is not None:
-        set_experts(view, choices.experts)
-    products = {group: JointProduct(view, group) for group in choices.joined}
-    if choices.fusion is not None:
-        choices.fusion.fuse(view, products)
-    for group, product in products.items():
-        product.install(view, group)
-    remember(view, route.mixers, memory_of)
-    if layers is not None:
-        _leave_out(view, route, layers)
-    catch_features(view, feature_layers, _features_of_window)
-    return view
 
 
 def _no_warning(*args: Tensor) -> None:
     """There is no padding in a window."""
 
 
-def _leave_out(view: PreTrainedModel, route: Route, layers: Collection[int]) -> None:
-    """Makes the decoder layers but these hand on what they are given. They stay in their places,
-    since models look up by index which mask and which angles a layer gets.
+def open_window(views: Views, cache: SlotCache, slots: Tensor, **options: Any) -> Window:
+    """The window of the next forward over tokens at `slots` `[B, N]`, as the views' layers see it;
+    options are those of `Window`.
     """
-
-    def hand_on(_: Callable, *args, **kwargs):
-        hidden = args[0] if args else kwargs["hidden_states"]
-        return (hidden,) if route.returns_tuples else hidden
-
-    left_out = [b for i, b in enumerate(decoder_layers(view)[1]) if i not in layers]
-    if left_out and route.mixers:
-        raise ValueError(
-            f"no layers of {type(view).__name__} can be left out: its recurrent layers remember "
-            "one window together; run all of them (layers=None)"
-        )
-    for block in left_out:
-        wrap_forward(block, hand_on)
+    layers = {"layer_windows": views.route.layer_windows, "feature_layers": views.feature_layers}
+    return cache.open_window(slots, **layers, **options)
 
 
 def forward(
-    views: Views,
-    tokens: Tensor,
-    cache: SlotCache,
-    slots: Tensor,
-    *,
-    positions: Tensor | None = None,
-    position_offset: Tensor | None = None,
-    adapter: Tensor | None = None,
-    visible: Tensor | None = None,
-    logits_to_keep: int | None = 0,
-    is_chunk: bool = False,
+    views: Views, tokens: Tensor, cache: SlotCache, window: Window
 ) -> tuple[Tensor, Tensor | None]:
-    """One forward of a window; keys and values are written at `slots`.
+    """One forward of a window; keys and values are written at its slots.
 
     Without an attention function of specdec's the view gets a dense mask: so run models that never
     call HF's attention interface but pass a 4-D mask through.
@@ -173,49 +150,34 @@ def forward(
         views: of `open_views`.
         tokens: `[B, N]` int64 ids of the vocabulary.
         cache: the rows' storage.
-        slots: `[B, N]` int64, slot of each token; `cache.padding_slot` for tokens to forget.
-        positions, visible: see `Window`; by default those of a chain.
-        position_offset: `[B]` int64, `Window.offset`.
-        adapter: `[B]` int64, `RowAdapters.rows`.
-        logits_to_keep: compute logits of the last so many tokens only; 0 for all of them; `None`
-            where nobody reads them: as few as the model can.
-        is_chunk: of a prompt: many tokens.
+        window: of `open_window`.
 
     Returns:
         Logits `[B, N or logits_to_keep, V]`, and features `[B, N, F]` side by side in the order
         of `feature_layers`, on the device of the embeddings; `None` where none are wanted.
     """
-    window = cache.open_window(
-        slots,
-        positions=positions,
-        offset=position_offset,
-        visible=visible,
-        layer_windows=views.route.layer_windows,
-        feature_layers=views.feature_layers,
-        is_chunk=is_chunk,
-    )
-    view = views.chunk if is_chunk else views.step
+    view = views.chunk if window.is_chunk else views.step
     inputs = {"input_ids": tokens, views.cache_name: cache, "use_cache": True}
     if "position_ids" in views.arguments:
-        # Tokens at or beyond the last position will be forgotten.
-        positions, limit = window.text_positions, views.max_positions
-        fits = limit is None or (cache.padding_slot < limit and position_offset is None)
-        inputs["position_ids"] = positions if fits else positions.clamp(max=limit - 1)
+        positions = window.positions_below(views.max_positions, cache.padding_slot)
+        inputs["position_ids"] = positions
     if views.route.attention is None and views.max_positions is not None:
         # Tables of biases and masks, as of MPT and GPT-Neo, have a column for each position.
         window.num_attended = min(window.num_attended, views.max_positions)
-    cuts_logits = "logits_to_keep" in views.arguments
+    kept, cuts_logits = window.logits_to_keep, "logits_to_keep" in views.arguments
     if cuts_logits:
-        is_read = logits_to_keep is not None
-        inputs["logits_to_keep"] = logits_to_keep if is_read else _no_logits(views, view)
+        inputs["logits_to_keep"] = kept if kept is not None else _no_logits(views, view)
     if views.route.attention is None:
         inputs["attention_mask"] = window_mask(window, tokens.shape[1], view.dtype)
     else:
         inputs["slot_window"] = window
-    view.row_adapters.rows = adapter
-    logits = view(**inputs).logits
-    if logits_to_keep and not cuts_logits:
-        logits = logits[:, -logits_to_keep:]
+    view.running.window = window
+    try:
+        logits = view(**inputs).logits
+    finally:
+        view.running.window = None
+    if kept and not cuts_logits:
+        logits = logits[:, -kept:]
     if not views.feature_layers:
         return logits, None
     caught = [window.features[layer].to(tokens.device) for layer in views.feature_layers]
@@ -236,14 +198,9 @@ def _no_logits(views: Views, view: PreTrainedModel) -> int | slice:
     return slice(0, 0) if is_alone and not is_watched else 1  # others may want a token
 
 
-def catch_features(
-    view: PreTrainedModel,
-    layers: Collection[FeatureLayer],
-    find_sink: Callable[[tuple, dict], Features],
-) -> None:
-    """Makes the forwards of a private view hand out hidden states, to where `find_sink` says, given
-    the positional and keyword arguments of the module that has them. Queries are handed out where
-    attention is called, see `slot_attention`.
+def catch_features(view: PreTrainedModel, layers: Collection[FeatureLayer]) -> None:
+    """Makes the forwards of a private view note hidden states down, in the features of the window
+    that it runs. Queries are noted where attention is called, see `slot_attention`.
     """
     layers = [layer for layer in layers if not isinstance(layer, Queries)]
     if not layers:
@@ -252,21 +209,13 @@ def catch_features(
     outputs = {"final": backbone, len(blocks): blocks[-1]}  # the others are inputs
     for layer in layers:
         module = outputs[layer] if layer in outputs else blocks[layer]
-        wrap_forward(module, partial(_catch, find_sink, layer, layer in outputs))
+        wrap_forward(module, partial(_catch, view.running, layer, layer in outputs))
 
 
-def _catch(find_sink, layer: FeatureLayer, is_output: bool, forward: Callable, *args, **kwargs):
+def _catch(running, layer: FeatureLayer, is_output: bool, forward: Callable, *args, **kwargs):
     if not is_output:
-        find_sink(args, kwargs)[layer] = args[0] if args else kwargs["hidden_states"]
+        running.window.features[layer] = args[0] if args else kwargs["hidden_states"]
         return forward(*args, **kwargs)
     out = forward(*args, **kwargs)
-    find_sink(args, kwargs)[layer] = out if isinstance(out, Tensor) else out[0]
+    running.window.features[layer] = out if isinstance(out, Tensor) else out[0]
     return out
-
-
-def _features_of_window(args: tuple, kwargs: dict) -> Features:
-    """Where the features of a forward go, given the arguments of a decoder layer: every layer is
-    handed the cache.
-    """
-    cache = next(v for v in (*args, *kwargs.values()) if isinstance(v, SlotCache))
-    return cache.window.features

@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from functools import partial
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -221,13 +220,13 @@ class Surface:
         modules = modules_of(model)
         configs = {id(m.config): m.config for m in modules if isinstance(m, PreTrainedModel)}
         values = [copied_values(config) for config in configs.values()]
-        attributes = chain.from_iterable(vars(module).values() for module in modules)
-        return [hooks_of(model), code_of(model), values, [*attributes]]
+        attributes = [value for module in modules for value in vars(module).values()]
+        return [hooks_of(model), code_of(model), values, attributes]
 
 
 def hooks_of(model: PreTrainedModel) -> list[tuple[dict, dict]]:
     """The dictionaries of hooks that are not empty, each with a copy of itself as it is now."""
-    held = ((m._forward_hooks, m._forward_pre_hooks) for m in modules_of(model))
+    held = [(m._forward_hooks, m._forward_pre_hooks) for m in modules_of(model)]
     everywhere = _global_forward_hooks, _global_forward_pre_hooks
     return [(hooks, dict(hooks)) for pair in (everywhere, *held) for hooks in pair if hooks]
 
@@ -259,5 +258,6 @@ def remark_on_hooks(model: PreTrainedModel) -> str:
     return (
         f"; a hook or replaced forward of {names}{everywhere} has to act alike on every position, "
         "not on hidden[:, -1] or on calls of one token, and in batches of any size, of which 1 "
-        "to 8 rows are tried: see 'Interventions' in docs/models.md"
+        "to 8 rows are tried; what acts on new tokens alone is an edit, Target(model, "
+        "edits=(steer,)): see 'Interventions' in docs/models.md"
     )

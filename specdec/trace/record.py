@@ -34,7 +34,7 @@ class StepNumbers:
 
     Args:
         step: index of the step in the generation.
-        position: of the step's anchor, the last token committed before it.
+        position: of the step's root, the last token committed before it.
         draft_probs: D, the drafter's probability of each draft token; 1 for a point mass.
         target_probs: D, the target's probability of each draft token, given those before it.
         accept_draws: D, the uniform numbers that decided; `None` where the rule uses none (greedy

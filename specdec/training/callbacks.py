@@ -18,7 +18,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from specdec import processes
 from specdec.arguments import check_integer
-from specdec.certify import Sentinel
+from specdec.certificates import Sentinel
 from specdec.drafters import Drafter, SuffixDrafter
 from specdec.evaluation.evaluate import evaluate
 from specdec.evaluation.prompts import Prompt, as_prompts
@@ -109,7 +109,7 @@ class SentinelCallback(TrainerCallback):
         generator: that writes the rollouts, over the trained model. Rollouts of calls that pass
             logits processors are refused: a result holds their names alone.
         texts: of each rollout that are read, the first ones; `None` for all.
-        options: of `specdec.certify.Sentinel` (`false_alarm`, `with_drafts`, ...).
+        options: of `specdec.certificates.Sentinel` (`false_alarm`, `with_drafts`, ...).
 
     Attributes:
         sentinel: `sentinel.found` is what was found so far.

@@ -21,7 +21,12 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer, check_number
 from specdec.drafters.head.layers import attend_causally
-from specdec.drafters.mask_token.correction import CorrectionConfig, DominoConfig, MarkovConfig
+from specdec.drafters.mask_token.correction import (
+    CorrectionConfig,
+    DominoConfig,
+    DraftRow,
+    MarkovConfig,
+)
 from specdec.drafters.mask_token.drafter import MaskTokenDrafter
 from specdec.drafters.mask_token.head import MaskTokenConfig, MaskTokenHead
 from specdec.training.heads import drawn_from, layer_like, untrained, usual_boundaries
@@ -271,7 +276,8 @@ class MaskRollouts(HeadObjective):
         def of_rows(out, before, after, state, *label):
             hidden = head.normed(out)
             logits = head.unembed(hidden, drafter._borrowed.lm_head)
-            logits, state = head.correction(index, logits, hidden, before, state, drafter.embed)
+            at = DraftRow(index, logits, hidden, before, state, drafter.embed)
+            logits, state = head.correction(at)
             log_probs = logits.float().log_softmax(dim=-1)
             nats = -(SoftLabels(*label).probs() * log_probs).sum(dim=-1)
             wide = head.over_target_ids(log_probs.detach())

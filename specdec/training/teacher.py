@@ -3,6 +3,7 @@
 Legend: B rows, T tokens, F width of all features together, V vocabulary, Vd ids of the head.
 """
 
+from types import SimpleNamespace
 from typing import NamedTuple, Self
 
 import torch
@@ -73,12 +74,10 @@ class Teacher:
                 )
         self.target = target.eval().requires_grad_(False)
         self.feature_layers = feature_layers
-        self._features: Features = {}  # of the last forward
         self._view = private_view(target)
-        catch_features(self._view, feature_layers, self._sink)
-
-    def _sink(self, args: tuple, kwargs: dict) -> Features:
-        return self._features
+        self._features: Features = {}  # of the last forward
+        self._view.running = SimpleNamespace(window=SimpleNamespace(features=self._features))
+        catch_features(self._view, feature_layers)
 
     @torch.compiler.disable  # any target, with hooks in it: only what is trained is compiled
     @torch.no_grad()

@@ -5,6 +5,7 @@ import re
 import sys
 
 import pytest
+import torch
 
 from specdec.cli import main
 
@@ -78,3 +79,17 @@ def test_a_prompt_is_read_from_standard_input(monkeypatch, capsys):
     options = ["--prompt", "-", "--drafter", "none", "--max-new-tokens", "2"]
     assert main(["generate", "--target", "zoo", *options]) == 0
     assert capsys.readouterr().out.startswith("def g(é):\n")
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [(None, 1), ("2", 2)])
+def test_a_small_model_decodes_on_one_core_unless_told_otherwise(chosen, expected, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if chosen:
+        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
+    before, command = torch.get_num_threads(), ["generate", "--target", "zoo", "--prompt", "a b"]
+    try:
+        torch.set_num_threads(2)
+        assert main([*command, "--max-new-tokens", "2"]) == 0
+        assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)

@@ -43,7 +43,9 @@ PAIRS = {
 @settings(max_examples=4)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([SAMPLED, {"temperature": 0}]), st.data())
 @torch.no_grad()
-def test_each_row_has_the_first_draft_with_a_token_and_its_probabilities(name, seed, warp, data):
+def test_each_row_has_the_first_draft_with_a_token_and_its_probabilities(
+    name, seed, logits_filter, data
+):
     parts = PAIRS[name]()
     joined = FirstMatch(*parts)
     assert joined.num_draft_tokens == max(part.num_draft_tokens for part in parts)
@@ -54,9 +56,9 @@ def test_each_row_has_the_first_draft_with_a_token_and_its_probabilities(name, s
         loop.prefill(drafter, own, 4)
     for _ in range(4):
         count = data.draw(st.integers(1, joined.num_draft_tokens))
-        draft, _ = propose(joined, loop, state, warp, count=count)
+        draft, _ = propose(joined, loop, state, logits_filter, count=count)
         drafts = [
-            propose(part, loop, own, warp, count=min(count, part.num_draft_tokens))[0]
+            propose(part, loop, own, logits_filter, count=min(count, part.num_draft_tokens))[0]
             for part, own in zip(parts, states, strict=True)
         ]
         assert draft.tokens.shape == (3, count)

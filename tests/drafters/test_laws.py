@@ -65,9 +65,9 @@ from specdec.kernels import draw
 from specdec.samplers import CouplingSampler, Stream
 from specdec.targets.cache import SlotCache, round_up
 
-WARPS = {
+FILTERS = {
     "plain": {},
-    "warped": {"temperature": 0.7, "top_k": 12, "top_p": 0.9},
+    "filtered": {"temperature": 0.7, "top_k": 12, "top_p": 0.9},
     "greedy": {"temperature": 0},
 }
 SLOW = ("model, qwen3_5", "model, mamba")
@@ -137,13 +137,13 @@ PAIRS = [
 
 
 @pytest.mark.parametrize("rows", [FEW_ROWS, pytest.param(ROWS, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("name", "warp", "sampler"), PAIRS, ids=str)
-def test_texts_have_the_targets_distribution(name, warp, sampler, rows):
+@pytest.mark.parametrize(("name", "logits_filter", "sampler"), PAIRS, ids=str)
+def test_texts_have_the_targets_distribution(name, logits_filter, sampler, rows):
     """Chi-square; false-alarm rate and resolution as in `test_sampling_runs`, by default of fewer
     rows.
     """
-    result = sample(OF_TINY[name](tiny(TARGET)), sampler, warp, rows)
-    for length, p in p_values_of_texts(result, warp).items():
+    result = sample(OF_TINY[name](tiny(TARGET)), sampler, logits_filter, rows)
+    for length, p in p_values_of_texts(result, logits_filter).items():
         assert p > ALPHA, f"texts of {length} tokens"
     assert 0.1 < result.stats.acceptance_rate < 0.95  # both branches are exercised
 
@@ -397,10 +397,12 @@ def chi_square_p_value(tokens, expected):
     ("name", "options"),
     [
         *((name, {}) for name in WITH_LOGITS if name not in RECURRENT),
-        pytest.param("model, bamba", {"warp": {"temperature": 1.0}}, marks=pytest.mark.slow),
+        pytest.param(
+            "model, bamba", {"logits_filter": {"temperature": 1.0}}, marks=pytest.mark.slow
+        ),
         ("p-eagle, fewer ids", {"draft_temperature": 0.3}),
         ("mtp", {"draft_temperature": 0.2}),
-        *(("model", {"warp": warp}) for warp in FILTERS),
+        *(("model", {"logits_filter": logits_filter}) for logits_filter in FILTERS),
     ],
     ids=str,
 )
@@ -408,14 +410,14 @@ def chi_square_p_value(tokens, expected):
 def test_tokens_drawn_many_times_match_the_probabilities_that_come_with_them(name, options):
     """False-alarm rate 1e-9 per check. Distributions half a temperature apart fail it by far."""
     options = dict(options)
-    warp = options.pop("warp", {"temperature": 0.25, "top_p": 0.95})
+    logits_filter = options.pop("logits_filter", {"temperature": 0.25, "top_p": 0.95})
     rows, drafter = 6000 if name == "model" else 3000, make(name, 2, **options)
     loop = loop_of(drafter, [[5, 17, 3, 8]] * rows)
     if isinstance(loop, FeatureLoop):
         loop.table = loop.table[:1].expand(rows, -1, -1)
     state = drafter.init_state(rows, 8, vocab_size=VOCAB, device=torch.device("cpu"))
     loop.prefill(drafter, state, 8)
-    draft, _ = propose(drafter, loop, state, warp)
+    draft, _ = propose(drafter, loop, state, logits_filter)
     assert bool((draft.probs.gather(2, draft.tokens[..., None]) > 0).all())
     if "fewer" in name:
         impossible = torch.ones(VOCAB, dtype=torch.bool)
@@ -432,12 +434,12 @@ def test_tokens_drawn_many_times_match_the_probabilities_that_come_with_them(nam
     assert chi_square_p_value(draft.tokens[same_first, 1], probs.sum(0)) > 1e-9
 
 
-def drafted(name, warp, num_draft_tokens=3, **options):
+def drafted(name, logits_filter, num_draft_tokens=3, **options):
     """The first draft after three texts."""
     drafter = make(name, num_draft_tokens, **options)
     loop, state = loop_of(drafter, [[3, 1, 4, 1], [9, 2], [6, 5, 3]]), fresh_state(drafter, 3)
     loop.prefill(drafter, state, 8)
-    return propose(drafter, loop, state, warp)[0]
+    return propose(drafter, loop, state, logits_filter)[0]
 
 
 @pytest.mark.parametrize("name", WITH_LOGITS)
@@ -485,24 +487,24 @@ def picked(loop, rows):
 @given(
     seeds,
     st.lists(st.integers(0, 4), min_size=2, max_size=5),
-    st.sampled_from(list(WARPS)),
+    st.sampled_from(list(FILTERS)),
     *(st.integers(1, 9), st.integers(0, 9), st.sampled_from([-1, 7])),
 )
 @torch.no_grad()
 def test_a_state_built_up_by_drafts_of_any_lengths_proposes_what_a_fresh_one_would(
-    name, seed, counts, warp, chunk_size, slack, garbage
+    name, seed, counts, logits_filter, chunk_size, slack, garbage
 ):
-    drafter, warp = make(name), WARPS[warp]
+    drafter, logits_filter = make(name), FILTERS[logits_filter]
     prompts, integer = random_texts(seed, FEW)
     loop, state = loop_of(drafter, prompts, garbage=garbage, slack=slack), fresh_state(drafter, 3)
     loop.prefill(drafter, state, chunk_size)
     for count in counts:
         before = copy.deepcopy(state)
-        draft, noise = propose(drafter, loop, state, warp, count=count)
+        draft, noise = propose(drafter, loop, state, logits_filter, count=count)
         again, fresh = copy.copy(loop), fresh_state(drafter, 3)  # the text so far is a prompt
         again.num_new = [min(len(row) - 1, 1) for row in loop.rows]
         again.prefill(drafter, fresh, 16)
-        expected, _ = propose(drafter, again, fresh, warp, count=count)
+        expected, _ = propose(drafter, again, fresh, logits_filter, count=count)
         where, found = is_valid(expected), is_valid(draft)
         if drafter.feature_layers:  # a row without anything new has ended
             where &= torch.tensor(loop.num_new)[:, None] > 0
@@ -516,7 +518,7 @@ def test_a_state_built_up_by_drafts_of_any_lengths_proposes_what_a_fresh_one_wou
         # Some of the rows, kept of a copy, go on alike.
         rows = [[2], [2, 1], [0, 2], [0, 1]][integer(0, 3)]
         kept, few = keep_rows(before, rows), picked(loop, rows)
-        other, _ = propose(drafter, few, kept, warp, count=count, rows=rows)
+        other, _ = propose(drafter, few, kept, logits_filter, count=count, rows=rows)
         chosen = Draft(draft.tokens[rows], None if draft.probs is None else draft.probs[rows])
         assert_same(other, chosen, where[rows])
         commit_some(loop, draft, count, integer, FEW)
@@ -601,8 +603,8 @@ def poison(drafter, state, context, num_in_use):
         ):  # it keeps what it computed from accepted tokens
             first = first + (context.num_new - 1).clamp(min=0)
         if past is not None:  # what depends on more than the committed tokens
-            anchor, is_read = context.start + context.num_new, context.num_new > 0
-            first = torch.minimum(first, anchor - depth - 1)
+            root, is_read = context.start + context.num_new, context.num_new > 0
+            first = torch.minimum(first, root - depth - 1)
         for table in (cache.keys[depth], cache.values[depth]):
             table.nan_to_num_(nan=1e30)
             table[(slots >= first[:, None]) & is_read[:, None]] = 1e30
@@ -611,13 +613,13 @@ def poison(drafter, state, context, num_in_use):
 
 @pytest.mark.parametrize("name", DRAFTERS)
 @settings(max_examples=3)
-@given(seeds, st.sampled_from(["warped", "greedy"]))
+@given(seeds, st.sampled_from(["filtered", "greedy"]))
 @torch.no_grad()
-def test_what_must_not_be_read_changes_nothing(name, seed, warp):
+def test_what_must_not_be_read_changes_nothing(name, seed, logits_filter):
     """Not one bit: features and tokens of rejected and of missing tokens, slots that are not
     attended to, that are written in this step or hold what was rejected, the padding slot.
     """
-    drafter, warp = make(name), WARPS[warp]
+    drafter, logits_filter = make(name), FILTERS[logits_filter]
     prompts, integer = random_texts(seed, FEW)
     loop, features = loop_of(drafter, prompts, garbage=0), bool(drafter.feature_layers)
     if features:
@@ -626,14 +628,14 @@ def test_what_must_not_be_read_changes_nothing(name, seed, warp):
     for state in (clean, poisoned):
         loop.prefill(drafter, state, 4)
     for _ in range(4):
-        expected, _ = propose(drafter, loop, clean, warp)
+        expected, _ = propose(drafter, loop, clean, logits_filter)
         dirty = copy.copy(loop)
         dirty.garbage = 10**9
         if features:
             dirty.garbage_feature = torch.nan
         context = dirty.context()
         poison(drafter, poisoned, context, loop.num_in_use)
-        draft, _ = propose(drafter, loop, poisoned, warp, context=context)
+        draft, _ = propose(drafter, loop, poisoned, logits_filter, context=context)
         where = is_valid(expected)
         assert is_valid(draft).equal(where)
         assert draft.tokens[where].equal(expected.tokens[where])

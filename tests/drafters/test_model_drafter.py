@@ -18,15 +18,15 @@ from refusals import refused
 
 from specdec import ModelDrafter, SpeculativeGenerator
 from specdec.kernels import draw
-from specdec.samplers import Stream, Warp
+from specdec.samplers import LogitsFilter, Stream
 
 ATTENTION = "llama", "mistral_sliding", "gpt_oss", "gpt2", "mpt"
 MODELS = {name: build(name) for name in (*ATTENTION, "qwen3_5", "bamba", "mamba")}
 PLAIN, GREEDY = {}, {"temperature": 0}
-WARPS = [PLAIN, {"temperature": 0.7, "top_k": 12, "top_p": 0.9}, GREEDY]
+FILTERS = [PLAIN, {"temperature": 0.7, "top_k": 12, "top_p": 0.9}, GREEDY]
 
 
-def check(draft, noise, loop, model, warp, vocab_size=VOCAB):
+def check(draft, noise, loop, model, logits_filter, vocab_size=VOCAB):
     """Every valid distribution is the oracle's, and every valid token is drawn from its own."""
     uniforms, num_valid = noise.uniform(Stream.PROPOSE), [draft.tokens.shape[1]] * len(loop.rows)
     if draft.num_valid is not None:
@@ -38,9 +38,9 @@ def check(draft, noise, loop, model, warp, vocab_size=VOCAB):
         tokens = torch.tensor([text + drafted[:-1]]).clamp(max=VOCAB - 1)
         logits = model(input_ids=tokens, use_cache=False).logits[:, len(text) - 1 :, :vocab_size]
         missing = logits.new_full((1, count, max(vocab_size - VOCAB, 0)), -torch.inf)
-        expected = Warp(1, **warp)(torch.cat([logits, missing], dim=-1))[0]
+        expected = LogitsFilter(1, **logits_filter)(torch.cat([logits, missing], dim=-1))[0]
         if draft.probs is None:
-            assert warp == GREEDY
+            assert logits_filter == GREEDY
             assert drafted == expected.argmax(-1).tolist()
             continue
         torch.testing.assert_close(draft.probs[b, :count], expected, rtol=0, atol=1e-5)
@@ -50,22 +50,22 @@ def check(draft, noise, loop, model, warp, vocab_size=VOCAB):
 
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=4)
-@given(st.integers(0, 2**32 - 1), st.sampled_from(WARPS), st.integers(1, 4), st.integers(1, 9))
+@given(st.integers(0, 2**32 - 1), st.sampled_from(FILTERS), st.integers(1, 4), st.integers(1, 9))
 @torch.no_grad()
 def test_a_proposal_from_its_state_is_that_of_a_forward_without_cache(
-    name, seed, warp, width, chunk_size
+    name, seed, logits_filter, width, chunk_size
 ):
     drafter = ModelDrafter(MODELS[name], num_draft_tokens=width)
-    options = {"chunk_size": chunk_size, "warp": warp, "num_steps": 3}
+    options = {"chunk_size": chunk_size, "logits_filter": logits_filter, "num_steps": 3}
     for loop, draft, noise in drive(drafter, seed, vocab_size=VOCAB, **options):
-        check(draft, noise, loop, MODELS[name], warp)
+        check(draft, noise, loop, MODELS[name], logits_filter)
 
 
-def proposed(drafter, prompts, warp, vocab_size=VOCAB):
+def proposed(drafter, prompts, logits_filter, vocab_size=VOCAB):
     """The first draft after some texts, and its noise."""
     loop, state = loop_of(drafter, prompts), fresh_state(drafter, len(prompts), vocab_size)
     loop.prefill(drafter, state, 6)
-    return *propose(drafter, loop, state, warp), loop
+    return *propose(drafter, loop, state, logits_filter), loop
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bamba"])
@@ -80,12 +80,12 @@ def test_fewer_tokens_are_valid_where_the_positions_of_the_draft_model_end(name)
 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB - 6, VOCAB + 6])
-@pytest.mark.parametrize("warp", [PLAIN, GREEDY], ids=str)
+@pytest.mark.parametrize("logits_filter", [PLAIN, GREEDY], ids=str)
 @torch.no_grad()
-def test_distributions_are_over_the_vocabulary_of_the_target(vocab_size, warp):
+def test_distributions_are_over_the_vocabulary_of_the_target(vocab_size, logits_filter):
     drafter, texts = ModelDrafter(MODELS["llama"], 3), [[3, vocab_size - 1, 4], [vocab_size - 1]]
-    draft, *rest = proposed(drafter, texts, warp, vocab_size)
-    check(draft, *rest, MODELS["llama"], warp, vocab_size)
+    draft, *rest = proposed(drafter, texts, logits_filter, vocab_size)
+    check(draft, *rest, MODELS["llama"], logits_filter, vocab_size)
     assert draft.tokens.max() < min(vocab_size, VOCAB)
     if draft.probs is not None:
         assert draft.probs.shape == (2, 3, vocab_size)

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specdec import ModelDrafter, RejectionSampler, SpeculativeGenerator, zoo
 from specdec.drafters import CommonVocabulary
-from specdec.samplers import Warp
+from specdec.samplers import LogitsFilter
 
 CODE = ["def walk(path): return [name for name in listing(path) if name]"] * 4
 PROSE = ["the cat sat on the mat and the other cat, in café or naïve, sat there\n\n"] * 4
@@ -236,19 +236,21 @@ def test_greedy_text_is_hfs_and_no_token_that_is_not_common_is_drafted(tree):
     assert int(text.max()) >= VOCAB - 20
 
 
-@pytest.mark.parametrize("warp", [{}, {"temperature": 0.7, "top_k": 12, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize(
+    "logits_filter", [{}, {"temperature": 0.7, "top_k": 12, "top_p": 0.9}], ids=str
+)
 @torch.no_grad()
-def test_probabilities_are_renormalised_over_the_common_tokens(warp):
+def test_probabilities_are_renormalised_over_the_common_tokens(logits_filter):
     model, common = reordered(num_missing=20)
     drafter = ModelDrafter(model, 3, vocabulary=common)
-    for loop, draft, _ in drive(drafter, 5, vocab_size=VOCAB, warp=warp):
+    for loop, draft, _ in drive(drafter, 5, vocab_size=VOCAB, logits_filter=logits_filter):
         for row, text in enumerate(loop.rows):
             tokens = common.readable[torch.tensor([*text, *draft.tokens[row, :-1].tolist()])]
             logits = model(input_ids=tokens[None], use_cache=False).logits[0, len(text) - 1 :]
             wide = logits.new_full((3, VOCAB), -torch.inf)
             for i, j in zip(common.target_ids.tolist(), common.draft_ids.tolist(), strict=True):
                 wide[:, i] = logits[:, j]
-            expected = Warp(1, **warp)(wide[None])[0]
+            expected = LogitsFilter(1, **logits_filter)(wide[None])[0]
             torch.testing.assert_close(draft.probs[row], expected, rtol=0, atol=1e-5)
             assert draft.probs[row].sum(-1).sub(1).abs().max() < 1e-5
 

@@ -283,7 +283,9 @@ def test_modules_of_hf_layers_propose_what_a_fresh_drafter_would(name, semantics
     config = MTPConfig(layer_of(model), VOCAB, num_layers=3, semantics=semantics)
     drafter = MTPDrafter(randomise(MTPHead(config).eval(), 1), model, 4)
     for seed in range(2):
-        for loop, draft, _ in drive(drafter, seed, vocab_size=VOCAB, warp={"temperature": 0}):
+        for loop, draft, _ in drive(
+            drafter, seed, vocab_size=VOCAB, logits_filter={"temperature": 0}
+        ):
             fresh, context = fresh_state(drafter, 3, VOCAB), loop.context_from_scratch()
             expected, _ = propose(drafter, loop, fresh, {"temperature": 0}, context=context)
             is_valid = draft.num_valid > 0

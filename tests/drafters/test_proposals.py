@@ -15,7 +15,7 @@ from specdec import (
     TypicalSampler,
 )
 from specdec.drafters.proposal import Proposal
-from specdec.samplers import Drawing, Noise, Warp, draw_by_inversion, draw_by_race
+from specdec.samplers import Drawing, LogitsFilter, Noise, draw_by_inversion, draw_by_race
 from specdec.types import Context
 
 K = 2
@@ -30,14 +30,16 @@ def propose(drafter, gate, rows=2, **options):
     drafter.prefill(Context(text[:, :3], None, start, num_new - 1), state)
     context = Context(text, None, start, num_new)
     noise = Noise(list(range(rows))).at(start + 3, drafter.num_draft_tokens + 1)
-    return drafter.propose(context, state, drawing(drafter, Warp(rows, **gate), noise, **options))
+    return drafter.propose(
+        context, state, drawing(drafter, LogitsFilter(rows, **gate), noise, **options)
+    )
 
 
 def test_the_draft_law_has_the_draft_temperature_and_the_targets_truncation():
     draft = propose(ModelDrafter(MODEL, 1, draft_temperature=0.5), {"top_k": 5}, rows=2)
     with torch.no_grad():
         logits = MODEL(torch.tensor([[7, 3, 11, 5]])).logits[:, -1:]
-    expected = Warp(1, temperature=0.5, top_k=5)(logits)
+    expected = LogitsFilter(1, temperature=0.5, top_k=5)(logits)
     torch.testing.assert_close(draft.probs[:1], expected, rtol=0, atol=1e-6)
 
 
@@ -59,7 +61,7 @@ def test_several_tokens_at_once_are_those_drawn_one_after_the_other(kind, rule, 
     logits, drafts = torch.randn(5, 4, 30, generator=generator), []
     for sizes in ((1, 1, 1, 1), (4,), (1, 3), (2, 2)):
         noise = Noise(list(range(5))).at(torch.arange(5), 5)
-        drafting = Proposal(kind).begin(Drawing(4, Warp(5, **gate), noise, rule))
+        drafting = Proposal(kind).begin(Drawing(4, LogitsFilter(5, **gate), noise, rule))
         for piece in logits.split(sizes, dim=1):
             assert drafting.draw(piece).shape == piece.shape[:2]
         drafts.append(drafting.end())
@@ -73,11 +75,13 @@ def test_several_tokens_at_once_are_those_drawn_one_after_the_other(kind, rule, 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_each_law_is_written_where_the_draft_keeps_it(dtype):
     logits = torch.randn(3, K, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
-    warp = Warp(3, temperature=[0.5, 0.0, 1.2], top_k=9)
+    logits_filter = LogitsFilter(3, temperature=[0.5, 0.0, 1.2], top_k=9)
     noise = Noise([1, 2, 3]).at(torch.zeros(3, dtype=torch.long), K + 1)
-    drafting = Proposal().begin(Drawing(K, warp, noise, draw_by_inversion))
+    drafting = Proposal().begin(Drawing(K, logits_filter, noise, draw_by_inversion))
     rows = [logits[:, i : i + 1] for i in range(K)]
-    drawn = [draw_by_inversion(r, warp, noise, i, wants_probs=True) for i, r in enumerate(rows)]
+    drawn = [
+        draw_by_inversion(r, logits_filter, noise, i, wants_probs=True) for i, r in enumerate(rows)
+    ]
     for row, (tokens, _) in zip(rows, drawn, strict=True):
         assert torch.equal(drafting.draw(row), tokens)
     draft = drafting.end()

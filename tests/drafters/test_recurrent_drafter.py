@@ -13,7 +13,7 @@ from drafting import perturbed, ragged_prompts
 
 from specdec import ModelDrafter, SpeculativeGenerator
 from specdec.samplers import BlockSampler
-from specdec.targets.memory import Memory
+from specdec.targets.edits.memory import Memory
 
 NUM_NEW, LENGTHS = 16, (9, 1, 6)
 IDS, MASK = ragged_prompts(VOCAB, *LENGTHS)

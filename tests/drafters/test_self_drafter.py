@@ -85,7 +85,7 @@ def test_top_slots_are_those_that_hf_reports_the_most_attention_to(monkeypatch):
     eager.load_state_dict(MODEL.state_dict())
     eager.set_attn_implementation("eager")
     for text, _ in drafts_along(drafter, BATCH[3:]):
-        read = text[:, :-1]  # the anchor has not been verified yet
+        read = text[:, :-1]  # the root has not been verified yet
         attention = eager(read, output_attentions=True).attentions
         between = slice(visible.sinks, read.shape[1] - visible.recent)
         sums = torch.stack([a[0, :, -1].unflatten(0, (heads, -1)).sum(1) for a in attention])

@@ -39,15 +39,15 @@ def test_a_drafter_called_by_hand_drafts_what_it_drafts_in_the_loop(name):
     buffer, given = state.buffer, state.context(generation.parts)
     known = buffer.recent, state.features, buffer.start, buffer.num_new
     context = Context(*known, target=given.target, row_inputs=given.row_inputs)
-    noise = state.noise.at(buffer.anchor_position, drafter.num_draft_tokens + 1)
-    told = drawing(drafter, state.warp, noise, wants_probs=state.signature.wants_probs)
+    noise = state.noise.at(buffer.root_position, drafter.num_draft_tokens + 1)
+    told = drawing(drafter, state.logits_filter, noise, wants_probs=state.signature.wants_probs)
     by_hand = drafter.propose(context, state.drafter_state, told)
     draft = generator.step(generation).draft
     index = torch.arange(draft.tokens.shape[1])
     count = len(index) if draft.num_valid is None else draft.num_valid[:, None]
     is_valid = (index < count).expand_as(draft.tokens)
     assert by_hand.tokens[is_valid].equal(draft.tokens[is_valid])
-    assert by_hand.parents[is_valid].equal(draft.parents[is_valid])
+    assert by_hand.window_parents[is_valid].equal(draft.window_parents[is_valid])
 
 
 @pytest.mark.parametrize("name", [*DRAFTERS, *WIDE_TREES])

@@ -53,7 +53,7 @@ def test_from_which_nothing_is_hidden_accepts_all(model, graphs):
 
 
 class OneTooFar(LayerDrafter):
-    """Begins a slot behind the anchor's: a hole, which holds what an earlier step has left."""
+    """Begins a slot behind the root's: a hole, which holds what an earlier step has left."""
 
     def propose(self, context, state, drawing):
         context.target.__dict__["lengths"] = context.target.lengths + 1

@@ -35,7 +35,7 @@ from specdec.drafters.proposal import Proposal
 from specdec.drafters.tree import Tree, TreePlan
 from specdec.drafters.vocabulary import CommonVocabulary
 from specdec.kernels import draw
-from specdec.samplers import Stream, Warp, draw_by_inversion
+from specdec.samplers import LogitsFilter, Stream, draw_by_inversion
 from specdec.samplers.noise import Drawing
 
 seeds = st.integers(0, 2**32 - 1)
@@ -277,7 +277,7 @@ def test_a_dynamic_tree_is_the_papers(seed, depth, top_k, more, vocab):
 
     texts[0] = [[()] for _ in range(rows)]
     plan = TreePlan(tree, torch.device("cpu"))
-    drawing = Drawing(tree.nodes, Warp(rows, temperature=0), None, draw_by_inversion)
+    drawing = Drawing(tree.nodes, LogitsFilter(rows, temperature=0), None, draw_by_inversion)
     first = logits_after(()).expand(rows, 1, -1)
     draft = plan.grow(Proposal(), drawing, first, expand)
     expected = dynamic_tree(logits_after, tree, vocab)
@@ -293,7 +293,7 @@ def test_where_depths_are_independent_the_tree_has_the_best_nodes_of_all(seed, d
     vocab, nodes = 12, depth + more
     table = 2 * torch.randn(depth, vocab, generator=torch.Generator().manual_seed(seed))
     plan = TreePlan(Tree(nodes, depth, nodes, (0.5,) * vocab), torch.device("cpu"), is_read=False)
-    drawing = Drawing(nodes, Warp(1, temperature=0), None, draw_by_inversion)
+    drawing = Drawing(nodes, LogitsFilter(1, temperature=0), None, draw_by_inversion)
     draft = plan.grow(
         Proposal(), drawing, table[:1, None], lambda step: table[None, None, step.depth]
     )
@@ -329,10 +329,10 @@ def test_the_tree_of_a_head_is_that_of_its_wiring_recomputed_without_cache(name,
     found = zip(draft.tokens[0].tolist(), draft.parents[0].tolist(), strict=True)
     assert list(found) == dynamic_tree(logits_after, tree, VOCAB)
     draft, noise = propose(drafter, loop, state, {"temperature": 0.8})
-    check_drawn(draft, noise, logits_after, Warp(1, temperature=0.8))
+    check_drawn(draft, noise, logits_after, LogitsFilter(1, temperature=0.8))
 
 
-def check_drawn(draft, noise, logits_after, warp):
+def check_drawn(draft, noise, logits_after, logits_filter):
     """Law 8: each node was drawn by its uniform from what its earlier siblings left."""
     parents, tokens = draft.parents[0].tolist(), draft.tokens[0].tolist()
     paths = []
@@ -340,7 +340,7 @@ def check_drawn(draft, noise, logits_after, warp):
         above = paths[parent] if parent >= 0 else ()
         logits = logits_after(above).clone()
         logits[[tokens[j] for j in range(node) if parents[j] == parent]] = -torch.inf
-        expected = warp(logits[None])[0]
+        expected = logits_filter(logits[None])[0]
         torch.testing.assert_close(draft.probs[0, node].double(), expected, rtol=0, atol=1e-6)
         paths.append((*above, tokens[node]))
     drawn = draw(draft.probs, noise.uniform(Stream.PROPOSE)[:, : len(tokens)])

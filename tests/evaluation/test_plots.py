@@ -6,7 +6,7 @@ from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
 from specdec import BlockSampler, ModelDrafter, SpeculativeGenerator
-from specdec.evaluation import CostCurve, evaluate, every_anchor, plots, replay
+from specdec.evaluation import CostCurve, evaluate, every_position, plots, replay
 from specdec.trace import Trace
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -38,7 +38,7 @@ def test_acceptance_by_position():
 
 def test_time_per_token_and_the_roof():
     options = {"max_new_tokens": 20, "do_sample": True, "seed": 0, "trace": True}
-    trace = every_anchor(GENERATOR, GENERATOR.generate(IDS, MASK, **options).trace)
+    trace = every_position(GENERATOR, GENERATOR.generate(IDS, MASK, **options).trace)
     replays = [replay(trace, num_draft_tokens=k, sampler=BlockSampler()) for k in (4, 1, 2)]
     costs = CostCurve([10.0] * 3, {0: [10.0] * 3, 4: [14.0] * 3})
     ax = plots.time_per_token({"draft": (replays, costs)})
@@ -80,7 +80,7 @@ def test_a_timeline_has_every_part_of_every_step():
 def test_two_replays_of_one_length_are_refused():
     """One of them would be drawn, and nobody would know which."""
     trace = GENERATOR.generate(IDS, MASK, **OPTIONS, seed=0, trace=True).trace
-    found = replay(every_anchor(GENERATOR, trace), num_draft_tokens=2, sampler=BlockSampler())
+    found = replay(every_position(GENERATOR, trace), num_draft_tokens=2, sampler=BlockSampler())
     curve = CostCurve([1.0] * 3, {k: [1.0 + k] * 3 for k in range(3)})
     for draw in (
         lambda: plots.cost_roof([found, found], curve),

@@ -22,7 +22,7 @@ from specdec.evaluation import (
     Table,
     bootstrap,
     evaluate,
-    every_anchor,
+    every_position,
     measure_costs,
     replay,
     sweep,
@@ -35,7 +35,7 @@ GENERATOR = Generator(TARGET, ModelDrafter(perturbed(TARGET), 3))
 LOOKUP = Generator(TARGET, PromptLookupDrafter(3))
 IDS = torch.tensor([[5, 6, 7, 5, 6]])
 TRACE = GENERATOR.generate(IDS, max_new_tokens=9, do_sample=True, seed=0, trace=True).trace
-WHOLE = every_anchor(GENERATOR, TRACE)
+WHOLE = every_position(GENERATOR, TRACE)
 BLOCK = BlockSampler()
 CURVE = CostCurve([10.0], {0: [10.0], 4: [14.0]})
 
@@ -92,8 +92,8 @@ REFUSED = [
     (lambda: bootstrap(np.zeros((0, 2)), None), ValueError, "at least one cluster"),
     (lambda: bootstrap(np.ones((9, 2)), None, level=95), ValueError, "level"),
     (lambda: Estimate(1.0, 2.0, 0.0), ValueError, "low must be at most high"),
-    (lambda: every_anchor(GENERATOR, None), TypeError, "trace=True"),
-    (replayed(TRACE), ValueError, "anchors of its own run only"),
+    (lambda: every_position(GENERATOR, None), TypeError, "trace=True"),
+    (replayed(TRACE), ValueError, "roots of its own run only"),
     (replayed(sampler=CouplingSampler()), TypeError, "replay knows"),
     (replayed(k=4), ValueError, "num_draft_tokens"),
     (
@@ -124,6 +124,6 @@ def test_a_file_that_is_no_study_is_refused(content, tmp_path):
 def test_a_text_of_another_target_is_not_replayed():
     options = {"max_new_tokens": 9, "do_sample": True, "seed": 0, "top_k": 2, "trace": True}
     trace = Generator(build("llama", seed=3), None).generate(IDS, **options).trace
-    read = every_anchor(GENERATOR, trace)
+    read = every_position(GENERATOR, trace)
     with pytest.raises(ValueError, match="probability 0, so it cannot have written it"):
         replay(read, num_draft_tokens=1, sampler=BlockSampler())

@@ -24,7 +24,7 @@ from specdec import (
     SpeculativeGenerator,
 )
 from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
-from specdec.evaluation import CostCurve, every_anchor, measure_costs, replay, with_draft_length
+from specdec.evaluation import CostCurve, every_position, measure_costs, replay, with_draft_length
 from specdec.evaluation.replay import _block_rule, _token_rule
 
 TARGET = build("llama")
@@ -110,7 +110,7 @@ def test_a_greedy_replay_is_the_run_itself(drafter, k):
     if drafter == "lookup":  # what it proposes first depends on K
         generator = SpeculativeGenerator(TARGET, PromptLookupDrafter(k, max_ngram=2))
     trace = generator.generate(ids, mask, max_new_tokens=40, trace=True, **options).trace
-    found = replay(every_anchor(generator, trace), num_draft_tokens=k, sampler=BlockSampler())
+    found = replay(every_position(generator, trace), num_draft_tokens=k, sampler=BlockSampler())
     real = SpeculativeGenerator(TARGET, with_draft_length(generator.drafter, k))
     rows = real.generate(ids, mask, max_new_tokens=40, **options).steps
     for totals, steps in zip(found.totals, rows, strict=True):
@@ -132,7 +132,7 @@ def test_a_greedy_replay_is_the_run_itself(drafter, k):
 def test_runs_with_texts_of_their_own_accept_what_was_expected():
     generator, ids, mask, options = runs(48, temperature=0.9, seed=0)
     trace = generator.generate(ids, mask, max_new_tokens=24, trace=True, **options).trace
-    whole = every_anchor(generator, trace)
+    whole = every_position(generator, trace)
     for number, (sampler, k) in enumerate(
         itertools.product((RejectionSampler(), BlockSampler()), (1, 2, 4))
     ):
@@ -171,7 +171,7 @@ def test_runs_with_learned_heads_lie_in_their_interval(name, k):
     options = {"max_new_tokens": 20, "do_sample": True, "temperature": 0.8}
     seeds = list(range(64))
     trace = generator.generate(ids, mask, trace=True, seed=seeds, **options).trace
-    found = replay(every_anchor(generator, trace), num_draft_tokens=k, sampler=BlockSampler())
+    found = replay(every_position(generator, trace), num_draft_tokens=k, sampler=BlockSampler())
     real = SpeculativeGenerator(TARGET, with_draft_length(HEADS[name], k), BlockSampler())
     stats = real.generate(ids, mask, seed=[s + 1000 for s in seeds], **options).stats
     assert agree(found.acceptance_length, stats, errors=4)
@@ -181,21 +181,23 @@ def test_runs_with_learned_heads_lie_in_their_interval(name, k):
 def test_every_anchor_holds_both_models_probabilities_of_the_text_after_every_token():
     generator, ids, mask, options = runs(3, temperature=0.9, seed=4)
     result = generator.generate(ids, mask, max_new_tokens=12, trace=True, **options)
-    whole = every_anchor(generator, result.trace)
-    from specdec.samplers import Warp
+    whole = every_position(generator, result.trace)
+    from specdec.samplers import LogitsFilter
 
-    warp = Warp(1, temperature=0.9, top_k=30)
+    logits_filter = LogitsFilter(1, temperature=0.9, top_k=30)
     for row, (steps, numbers) in enumerate(zip(whole.steps, whole.numbers, strict=True)):
         text = [token for step in result.trace[row] for token in step.new_tokens]
         assert [step.new_tokens for step in steps] == [[token] for token in text]
         ids = torch.tensor([whole.prompts[row] + text])
         with torch.no_grad():
-            p, q = (warp(m(input_ids=ids, use_cache=False).logits)[0] for m in (TARGET, DRAFT))
+            p, q = (
+                logits_filter(m(input_ids=ids, use_cache=False).logits)[0] for m in (TARGET, DRAFT)
+            )
         first = len(whole.prompts[row])
-        for anchor, (step, their) in enumerate(zip(steps, numbers, strict=True)):
-            after = text[anchor : anchor + 4]
+        for root, (step, their) in enumerate(zip(steps, numbers, strict=True)):
+            after = text[root : root + 4]
             assert step.draft_tokens == after
-            where = torch.arange(len(after)) + first + anchor - 1, torch.tensor(after)
+            where = torch.arange(len(after)) + first + root - 1, torch.tensor(after)
             assert their.target_probs == pytest.approx(p[where].tolist(), abs=1e-4)
             assert their.draft_probs == pytest.approx(q[where].tolist(), abs=1e-4)
 
@@ -205,7 +207,7 @@ def test_prompts_of_other_lengths_rows_that_end_and_argmax_proposals():
     generator = SpeculativeGenerator(TARGET, ModelDrafter(DRAFT, 3, proposal="argmax"))
     options = {"do_sample": True, "seed": 3, "eos_token_id": 34, "pad_token_id": 0}
     result = generator.generate(ids, mask, max_new_tokens=30, trace=True, **options)
-    whole = every_anchor(generator, result.trace)
+    whole = every_position(generator, result.trace)
     assert [len(row) for row in whole] == result.lengths
     found = replay(whole, num_draft_tokens=3, sampler=RejectionSampler())
     assert 1 < found.acceptance_length.value < 4
@@ -222,7 +224,7 @@ def exactly(found) -> np.ndarray:
 def test_shares_and_speedups_follow_from_the_counts():
     generator, ids, mask, options = runs(8, temperature=0.9, seed=0)
     trace = generator.generate(ids, mask, max_new_tokens=24, trace=True, **options).trace
-    found = replay(every_anchor(generator, trace), num_draft_tokens=4, sampler=BlockSampler())
+    found = replay(every_position(generator, trace), num_draft_tokens=4, sampler=BlockSampler())
     shares = exactly(found)
     assert 1 + (shares * np.arange(5)).sum() == pytest.approx(found.acceptance_length.value)
     costs = CostCurve([10.0] * 3, {0: [10.0] * 3, 4: [18.0] * 3})
@@ -239,7 +241,7 @@ def test_no_choice_of_draft_lengths_is_faster_than_the_oracle():
     """Against all choices for each number of accepted tokens, on curves of any shape."""
     generator, ids, mask, options = runs(8, temperature=0.9, seed=0)
     trace = generator.generate(ids, mask, max_new_tokens=24, trace=True, **options).trace
-    found = replay(every_anchor(generator, trace), num_draft_tokens=3, sampler=BlockSampler())
+    found = replay(every_position(generator, trace), num_draft_tokens=3, sampler=BlockSampler())
     shares = exactly(found)
     for seed in range(8):
         costs, speeds = np.random.default_rng(seed).uniform(5, 25, 4), []
@@ -264,7 +266,7 @@ def test_costs_are_measured_at_every_length_in_every_round():
 def test_what_a_trace_does_not_hold_is_not_replayed():
     generator, ids, mask, options = runs(8, temperature=0.9, seed=0)
     short = generator.generate(ids, mask, max_new_tokens=3, trace=True, **options).trace
-    whole = every_anchor(generator, short)
+    whole = every_position(generator, short)
     steps, numbers = ([row[:2] for row in rows] for rows in (whole.steps, whole.numbers))
     whole = replace(whole, steps=steps, numbers=numbers)
     with pytest.raises(ValueError, match="no text of the trace has more than 2 tokens"):
@@ -276,6 +278,6 @@ def test_trees_are_not_replayed():
     generator, ids, mask, options = runs(2, temperature=0.9, seed=0)
     trace = generator.generate(ids, mask, max_new_tokens=4, trace=True, **options).trace
     with pytest.raises(ValueError, match="PromptLookupDrafter drafts trees"):
-        every_anchor(SpeculativeGenerator(TARGET, tree), trace)
+        every_position(SpeculativeGenerator(TARGET, tree), trace)
     with pytest.raises(ValueError, match="PromptLookupDrafter drafts trees"):
         with_draft_length(tree, 2)

@@ -26,8 +26,8 @@ from specdec import (
     certify,
     evaluate,
 )
-from specdec.evaluation import HFGenerate, compare, every_anchor, replay
-from specdec.hf import BEFORE_WARPS, BESIDE_WARPS, WARPS
+from specdec.evaluation import HFGenerate, compare, every_position, replay
+from specdec.hf import BEFORE_FILTERS, BESIDE_FILTERS, FILTERS
 from specdec.request.sampling import Sampling
 from specdec.trace import Trace
 
@@ -97,7 +97,7 @@ EXPECTED = measured()
 def test_no_setting_that_makes_logits_processors_is_missing():
     source = inspect.getsource(GenerationMixin._get_logits_processor)
     names = set(re.findall(r"generation_config\.([a-z]\w*)", source))
-    known = {*WARPS, *BEFORE_WARPS, *BESIDE_WARPS}
+    known = {*FILTERS, *BEFORE_FILTERS, *BESIDE_FILTERS}
     others = {"do_sample", "num_beams", "num_return_sequences", "max_length", "use_cache"}
     assert names - known <= others
     assert known <= {*SETTINGS, *ONLY_MEASURED}
@@ -143,7 +143,7 @@ def test_a_replay_draws_from_what_the_run_drew_from(name, tmp_path):
     real = traced(BLOCKS, 1000).stats
     ship(top_p=0.3)
     trace = Trace.from_jsonl(tmp_path / "trace.jsonl")
-    whole = every_anchor(GENERATOR, trace)
+    whole = every_position(GENERATOR, trace)
     read = [their.extra_target_prob for row in whole.numbers for their in row]
     assert read == pytest.approx(run_probs(trace), abs=1e-5)
     found = replay(whole, num_draft_tokens=2, sampler=BlockSampler())
@@ -164,7 +164,7 @@ def test_a_replay_goes_on_past_ids_that_ended_nothing_in_the_run():
     ship()
     trace = traced(GENERATOR, 0, trace=True, eos_token_id=[]).trace
     assert any(VOCAB - 1 in step.new_tokens[:-1] for row in trace for step in row)
-    assert [len(row) for row in every_anchor(GENERATOR, trace)] == [12] * 24
+    assert [len(row) for row in every_position(GENERATOR, trace)] == [12] * 24
 
 
 def test_a_replay_of_greedy_text_by_another_target_is_refused():
@@ -173,7 +173,7 @@ def test_a_replay_of_greedy_text_by_another_target_is_refused():
     trace = GENERATOR.generate(ids, max_new_tokens=8, do_sample=False, trace=True).trace
     other = SpeculativeGenerator(tiny(DRAFT), None)
     with pytest.raises(ValueError, match="does not write the text of row 0; pass the generator"):
-        every_anchor(other, trace)
+        every_position(other, trace)
 
 
 @pytest.mark.parametrize("temperature", [0.7, [0.0, 0.5, 1.4]], ids=str)
@@ -188,7 +188,7 @@ def test_the_record_says_what_was_drawn_from(temperature):
     expected |= {"settings": {"repetition_penalty": 1.3}, "temperature": temperature}
     assert record == Sampling(processors=["RepetitionPenaltyLogitsProcessor"], **expected)
     with pytest.raises(ValueError, match=r"logits processors \(RepetitionPenalty.*, which a rec"):
-        every_anchor(GENERATOR, trace)
+        every_position(GENERATOR, trace)
     trace = GENERATOR.generate(ids, neutral=True, **options).trace
     expected = Sampling(temperature=temperature, eos_token_id=[VOCAB - 1])
     assert trace.about["sampling"] == asdict(expected)

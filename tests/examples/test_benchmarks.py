@@ -10,7 +10,7 @@ import pytest
 
 COMMANDS = ["gpu.py", "gpu_check.py", "gpu_kernels.py --rounds 1 --batch 1"]
 COMMANDS += ["gpu_attention.py --rounds 1", "training.py --rounds 1", "self_drafting.py"]
-COMMANDS += ["gpu_first.py"]
+COMMANDS += ["gpu_first.py", "gpu_parallel.py"]
 COMMANDS += [
     "cpu_speed.py --threads 1 --rounds 1 --prompts 2 --new-tokens 8",
     "zoo_trees.py --threads 1 --rounds 1 --prompts 3 --new-tokens 2",
@@ -27,7 +27,9 @@ def test_it_runs(command, pytestconfig, tmp_path):
     if command.startswith("lm_eval"):
         pytest.importorskip("lm_eval")
     env = {**os.environ, "PYTHONPATH": ".", "CUDA_VISIBLE_DEVICES": ""}
-    program = [sys.executable, *f"benchmarks/{command}".format(folder=tmp_path).split()]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launcher *= command == "gpu_parallel.py"
+    program = [sys.executable, *launcher, *f"benchmarks/{command}".format(folder=tmp_path).split()]
     where = {"cwd": pytestconfig.rootpath, "env": env}
     found = subprocess.run(program, **where, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout[-2000:] + found.stderr[-2000:]

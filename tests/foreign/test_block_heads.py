@@ -163,15 +163,15 @@ def test_speculators_predicts_the_same(name, from_anchor, tmp_path, monkeypatch)
     ours = MaskTokenDrafter.from_pretrained(tmp_path, target, count)
     tokens, probs = drafted(ours, target, ids)
 
-    # Their training forward with one anchor, the last token of the text.
+    # Their training forward with one root, the last token of the text.
     from speculators.models.dflash import core
 
     features, _ = features_and_logits(target, ids, (1, 2))
     block = torch.cat([ids[0, -1:], tokens])[:BLOCK]
     padded = F.pad(torch.cat([ids[0, :-1], block]), (0, 2))[None]
     hidden = F.pad(features, (0, 0, 0, padded.shape[1] - LENGTH))
-    anchors = torch.tensor([LENGTH - 1]), torch.tensor([True])
-    monkeypatch.setattr(core, "select_anchors", lambda *_: anchors)
+    roots = torch.tensor([LENGTH - 1]), torch.tensor([True])
+    monkeypatch.setattr(core, "select_anchors", lambda *_: roots)
     width = padded.shape[1]
     states, logits, *_ = theirs._backbone_forward(
         hidden,

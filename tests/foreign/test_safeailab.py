@@ -17,7 +17,7 @@ from eagle_heads import EAGLE3, VOCAB, features_for, flagged, random_head, stand
 from safetensors.torch import load_file
 
 from specdec import EagleDrafter, Tree
-from specdec.samplers import Warp, draw_by_inversion
+from specdec.samplers import LogitsFilter, draw_by_inversion
 from specdec.samplers.noise import Drawing
 from specdec.types import Context
 
@@ -31,7 +31,7 @@ WHOLE = flagged(EAGLE3, head_dim=4)  # their heads are as wide as the model, all
 
 @dataclass(frozen=True)
 class Grown:
-    """A tree, as nodes after the anchor."""
+    """A tree, as nodes after the root."""
 
     tokens: list[int]
     parents: list[int]
@@ -39,7 +39,7 @@ class Grown:
 
 
 def theirs(folder, drafter: EagleDrafter, tree: Tree, text, features, monkeypatch) -> Grown:
-    """By their code; its `total_tokens` counts the anchor, its `depth` not the first level."""
+    """By their code; its `total_tokens` counts the root, its `depth` not the first level."""
     monkeypatch.setattr(sys, "path", [EAGLE, *sys.path])
     from eagle.model.cnets import Model
 
@@ -71,7 +71,7 @@ def ours(drafter: EagleDrafter, text, features) -> Grown:
     count = drafter.num_draft_tokens
     state = drafter.init_state(1, text.shape[1] + count + 1, **where)
     context = Context(text, features, length * 0, length)
-    drawing = Drawing(count, Warp(1, temperature=0), None, draw_by_inversion)
+    drawing = Drawing(count, LogitsFilter(1, temperature=0), None, draw_by_inversion)
     draft = drafter.propose(context, state, drawing)
     parents, depths = draft.parents[0].tolist(), []
     for parent in parents:

@@ -14,7 +14,7 @@ from text_laws import ALPHA, DRAFT, PROMPT, TARGET, VOCAB, p_value, tiny
 from transformers import LogitsProcessorList
 
 from specdec import CouplingSampler, ModelDrafter, SpeculativeGenerator, Tree
-from specdec.types import Fault
+from specdec.loop.outcome import Fault
 
 ROWS, DEAD, K = 2500, 3, 3
 TREE = Tree(nodes=5, depth=3, top_k=2, rates=(0.6, 0.3, 0.2))

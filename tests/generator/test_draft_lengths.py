@@ -169,7 +169,7 @@ class Peeks(SpeculativeGenerator):
     def step(self, generation):
         """Looks at a draw that was not used yet."""
         state = generation.state
-        noise = state.noise.at(state.buffer.anchor_position, 2)
+        noise = state.noise.at(state.buffer.root_position, 2)
         generation.num_draft_tokens = int(noise.uniform(Stream.ACCEPT)[0, 0] < 0.6)
         return super().step(generation)
 

@@ -12,12 +12,12 @@ from drafting import ragged_prompts
 from torch.overrides import TorchFunctionMode
 
 from specdec import SpeculativeGenerator
-from specdec.samplers import Noise, Warp
+from specdec.samplers import LogitsFilter, Noise
 
 OPTIONS = {"temperature": [0.0, 0.8, 1.3], "top_p": [1.0, 0.9, 0.8], "top_k": [0, 7, 7]}
 OPTIONS |= {"min_p": 0.1, "do_sample": True, "seed": [1, 2, 3], "max_new_tokens": 12}
 MAKERS = {"tensor", "as_tensor", "from_numpy"}
-ON_HOST = {Warp: "specdec.samplers.warp", Noise: "specdec.samplers.noise"}
+ON_HOST = {LogitsFilter: "specdec.samplers.logits_filter", Noise: "specdec.samplers.noise"}
 """Made where they are told to be, by default on the host, and in which file."""
 
 
@@ -63,7 +63,7 @@ def test_a_warm_call_is_brought_to_the_device_in_two_transfers(drafter, monkeypa
         monkeypatch.setattr(kind, "__init__", making)
     with Uploads() as uploads:
         generator.start(torch.tensor([[5], [6], [7]]), **OPTIONS).close()  # nothing is read
-    assert [len(into) for into in sent] == [2, 6]  # prompts and lengths; a warp and seeds
+    assert [len(into) for into in sent] == [2, 7]  # prompts and lengths; a filter, seeds and ends
     assert len(devices) > 1
     assert {type(device) for device in devices} == {str}  # and not the target's
     assert [place.split(":")[0] for place in uploads.places] == ["specdec.request.prompts"]

@@ -23,7 +23,7 @@ from specdec import (
 )
 
 IDS, MASK = ragged_prompts(VOCAB, 1, 4, 6, 9)
-WARPS = [
+FILTERS = [
     {},  # greedy: HF's scores are the logits then
     {"do_sample": True, "temperature": 1.0, "top_k": 0},
     {"do_sample": True, "temperature": 0.7, "top_k": 12},
@@ -90,7 +90,7 @@ def test_every_architectures_are_those_of_hfs_forward(name):
     generator = SpeculativeGenerator(model, ModelDrafter(perturbed(model), 4))
     result = generator.generate(IDS, MASK, **ROWS, **ASKED)
     assert 0 < result.stats.acceptance_rate < 1
-    assert_recomputed(model, result, WARPS, atol=1e-4 if name in RECURRENT else 1e-5)
+    assert_recomputed(model, result, FILTERS, atol=1e-4 if name in RECURRENT else 1e-5)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -99,15 +99,17 @@ def test_every_rules_are_those_of_hfs_forward_on_chains_and_trees(name, rule):
     result = SpeculativeGenerator(MODEL, make(name), RULES[rule]).generate(
         IDS, MASK, **ROWS, **ASKED
     )
-    assert_recomputed(MODEL, result, WARPS)
+    assert_recomputed(MODEL, result, FILTERS)
 
 
-@pytest.mark.parametrize("warp", [WARPS[0], {"do_sample": True, "temperature": 0.9, "top_k": 0}])
+@pytest.mark.parametrize(
+    "logits_filter", [FILTERS[0], {"do_sample": True, "temperature": 0.9, "top_k": 0}]
+)
 @pytest.mark.parametrize("drafter", [NoDrafter(), make("model")], ids=["none", "model"])
-def test_without_drafts_and_in_batches_of_one_kind(warp, drafter):
-    result = SpeculativeGenerator(MODEL, drafter).generate(IDS, MASK, **warp, **ASKED)
-    assert_recomputed(MODEL, result, [warp] * len(IDS))
-    assert result.logprobs.equal(result.raw_logprobs) == (warp == {})
+def test_without_drafts_and_in_batches_of_one_kind(logits_filter, drafter):
+    result = SpeculativeGenerator(MODEL, drafter).generate(IDS, MASK, **logits_filter, **ASKED)
+    assert_recomputed(MODEL, result, [logits_filter] * len(IDS))
+    assert result.logprobs.equal(result.raw_logprobs) == (logits_filter == {})
 
 
 def filled(result, name="logprobs"):
@@ -125,7 +127,9 @@ def test_processors_change_the_one_and_not_the_other(name):
     generator = SpeculativeGenerator(MODEL, make(name))
     own = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.7)])
     result = generator.generate(IDS, MASK, **ROWS, **ASKED, logits_processor=own)
-    assert_recomputed(MODEL, result, [{**warp, "repetition_penalty": 1.7} for warp in WARPS])
+    assert_recomputed(
+        MODEL, result, [{**logits_filter, "repetition_penalty": 1.7} for logits_filter in FILTERS]
+    )
 
 
 def test_hfs_record_holds_what_hfs_function_computes_from_it():
@@ -185,7 +189,7 @@ def test_a_row_that_a_criterion_cuts_keeps_those_of_its_tokens():
     whole = generator.generate(IDS, MASK, **ROWS, **ASKED)
     last = [steps[-1] for steps in whole.steps]
     assert any(len(step.new_tokens) <= step.num_accepted for step in last), "none ends in a step"
-    assert_recomputed(MODEL, whole, WARPS)
+    assert_recomputed(MODEL, whole, FILTERS)
     row = max(range(4), key=lambda row: whole.lengths[row])
     stop = whole.new_tokens[row, : whole.lengths[row] - 3].tolist()
 
@@ -194,7 +198,7 @@ def test_a_row_that_a_criterion_cuts_keeps_those_of_its_tokens():
 
     cut = generator.generate(IDS, MASK, **ROWS, **ASKED, stopping_criteria=[ends])
     assert cut.finish_reasons[row] == "stop"
-    assert_recomputed(MODEL, cut, WARPS)
+    assert_recomputed(MODEL, cut, FILTERS)
 
 
 def test_half_precision_is_widened_first():
@@ -223,4 +227,4 @@ def test_captured_steps_compute_those_of_eager_ones_on_a_gpu(name, rule):
         found = captured.generate(ids, mask, **ROWS, **ASKED)
         assert_equal(found, expected, rtol=0, atol=1e-4)
     assert "replays" in captured.explain()
-    assert_recomputed(model, found, WARPS, atol=1e-4)
+    assert_recomputed(model, found, FILTERS, atol=1e-4)

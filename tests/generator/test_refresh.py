@@ -11,7 +11,7 @@ from torch import nn
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
 from specdec.drafters import Recent, SelfDrafter, Sinks, TopSlots
-from specdec.targets.fusion import Fusion
+from specdec.targets.edits.fusion import Fusion
 
 IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
 GREEDY = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -21,7 +21,7 @@ OTHER = build("llama", seed=5)
 @pytest.fixture(autouse=True)
 def _without_pointwise_work(monkeypatch):
     """Nothing is compiled."""
-    monkeypatch.setattr(Fusion, "fuse", lambda self, view, products: [])
+    monkeypatch.setattr(Fusion, "fuse", lambda self, view: [])
 
 
 def text_of(model):

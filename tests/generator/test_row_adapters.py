@@ -74,13 +74,12 @@ def test_logits_are_those_of_pefts_own_mixed_batch(fuse):
     numbers = torch.tensor(target.adapter_indices(NAMES))
     assert numbers.tolist() == [1, 0, 2, 1, 2]
     cache, start = target.init_cache(5, 4), torch.zeros(5, dtype=torch.long)
-    options = {"adapter": numbers}
+    cache.row_inputs["adapter"] = numbers
     with torch.inference_mode():
         expected = model(input_ids=ids, adapter_names=NAMES).logits
-        found = target.verify(cache, start, ids[:, 0], Draft(ids[:, 1:]), **options).logits
-        moved = target.verify(
-            cache, start, ids[:, 0], Draft(ids[:, 1:]), adapter=numbers.roll(1)
-        ).logits
+        found = target.verify(cache, start, ids[:, 0], Draft(ids[:, 1:])).logits
+        cache.row_inputs["adapter"] = numbers.roll(1)
+        moved = target.verify(cache, start, ids[:, 0], Draft(ids[:, 1:])).logits
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert (moved - expected).abs().amax(dim=(1, 2)).min() > 1e-2  # the negative control
 
@@ -128,9 +127,9 @@ def test_an_adapter_that_is_broken_spoils_its_own_rows_only():
         if "lora_" in path and ".wide" in path:
             weight.data.fill_(torch.nan)
     cache, draft = target.init_cache(5, 4), Draft(rows[:, None])
-    options = {"adapter": numbers}
+    cache.row_inputs["adapter"] = numbers
     with torch.inference_mode():
-        logits = target.verify(cache, rows, rows, draft, **options).logits
+        logits = target.verify(cache, rows, rows, draft).logits
     assert logits.isfinite().all(dim=-1).all(dim=-1).tolist() == [name != "wide" for name in NAMES]
 
 

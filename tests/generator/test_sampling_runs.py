@@ -49,21 +49,21 @@ slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("make", "warp", "rows"),
+    ("make", "logits_filter", "rows"),
     [*((*case, ROWS) for case in CASES), *(pytest.param(*case, MANY, marks=slow) for case in MORE)],
 )
-def test_texts_have_the_targets_law(make, warp, rows):
-    result = sample(make(), "auto", warp, rows)
-    for length, p in p_values_of_texts(result, warp).items():
+def test_texts_have_the_targets_law(make, logits_filter, rows):
+    result = sample(make(), "auto", logits_filter, rows)
+    for length, p in p_values_of_texts(result, logits_filter).items():
         assert p > ALPHA, f"texts of {length} tokens"
     if make is not NoDrafter:
         assert 0.1 < result.stats.acceptance_rate < 0.95  # both branches are exercised
 
 
 @pytest.mark.parametrize("rows", [ROWS, pytest.param(MANY, marks=slow)])
-@pytest.mark.parametrize("warp", ["plain", "truncated"])
-def test_the_first_step_accepts_and_emits_by_the_exact_joint_law(warp, rows):
-    result, laws = sample(model(), RejectionSampler(), warp, rows), step_law(warp)
+@pytest.mark.parametrize("logits_filter", ["plain", "truncated"])
+def test_the_first_step_accepts_and_emits_by_the_exact_joint_law(logits_filter, rows):
+    result, laws = sample(model(), RejectionSampler(), logits_filter, rows), step_law(logits_filter)
     steps = [row[0] for row in result.steps]
     seen = Counter((step.num_accepted, tuple(step.new_tokens)) for step in steps)
     assert p_value(seen, laws) > ALPHA
@@ -93,7 +93,7 @@ class SharedNoise:
 
 class Biased(Sampler):
     """A sampler of which one stream repeats another. (Mistakes in the rule itself are found by
-    enumeration: `certify/test_certify.py`.)
+    enumeration: `certificates/test_certify.py`.)
     """
 
     lossless = False
@@ -102,8 +102,10 @@ class Biased(Sampler):
         super().__init__()
         self.streams = stream, source
 
-    def accept(self, draft, target_logits, warp, noise) -> Verdict:
-        return RejectionSampler()(draft, target_logits, warp, SharedNoise(noise, *self.streams))
+    def accept(self, draft, target_logits, logits_filter, noise) -> Verdict:
+        return RejectionSampler()(
+            draft, target_logits, logits_filter, SharedNoise(noise, *self.streams)
+        )
 
 
 class ArgmaxWithSoftLaw(ModelDrafter):

@@ -19,7 +19,7 @@ from specdec import (
 )
 from specdec.graphs import Captured
 from specdec.loop.replay import Replay
-from specdec.targets.fusion import Fusion
+from specdec.targets.edits.fusion import Fusion
 
 MODEL = build("llama", max_position_embeddings=512)
 HEAD = head_for(MODEL, hidden_size=128, intermediate_size=256, has_embed_tokens=True)

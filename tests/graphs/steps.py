@@ -40,6 +40,6 @@ def texts_beside_poison(generator, prompts, **options) -> list[list[int]]:
         for row, of_row in zip(rows, outcome.fetch().read(), strict=True):
             row += of_row.new_tokens
         assert not state.buffer.num_new[count:].any()
-        assert not state.buffer.anchor_position[count:].any()
+        assert not state.buffer.root_position[count:].any()
     assert generation.tokens.shape[0] == len(generation.lengths) == count
     return rows

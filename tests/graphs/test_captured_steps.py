@@ -302,12 +302,12 @@ def test_check_catches_a_tensor_that_is_bound_to_a_new_one(monkeypatch):
     commit = TokenBuffer.commit
 
     def reassigning(self, tokens, num_accepted):
-        self.anchor_position = self.anchor_position.clone()
+        self.root_position = self.root_position.clone()
         return commit(self, tokens, num_accepted)
 
     monkeypatch.setattr(TokenBuffer, "commit", reassigning)
     for options in ({"check": True}, {}):  # without a check the step that is captured shows it
-        with pytest.raises(StorageMovedError, match=r"\.buffer\.anchor_position was replaced"):
+        with pytest.raises(StorageMovedError, match=r"\.buffer\.root_position was replaced"):
             capturing().generate(IDS, MASK, **LONG, **options)
 
 
@@ -328,9 +328,9 @@ def once_captured(generator, fault):
 
 
 def not_advanced(state, step):
-    before = state.buffer.anchor_position.clone()
+    before = state.buffer.root_position.clone()
     outcome = step()
-    state.buffer.anchor_position.copy_(before)
+    state.buffer.root_position.copy_(before)
     return outcome
 
 

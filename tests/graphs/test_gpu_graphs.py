@@ -221,10 +221,10 @@ def plant_a_length_that_is_not_advanced(monkeypatch):
     commit = TokenBuffer.commit
 
     def planted(self, tokens, num_accepted):
-        before = self.anchor_position.clone()
+        before = self.root_position.clone()
         ends = commit(self, tokens, num_accepted)
         if capturing():
-            self.anchor_position.copy_(before)
+            self.root_position.copy_(before)
         return ends
 
     monkeypatch.setattr(TokenBuffer, "commit", planted)
@@ -235,7 +235,7 @@ def plant_a_tensor_that_is_bound_to_a_new_one(monkeypatch):
 
     def planted(self, tokens, num_accepted):
         if capturing():
-            self.anchor_position = self.anchor_position.clone()
+            self.root_position = self.root_position.clone()
         return commit(self, tokens, num_accepted)
 
     monkeypatch.setattr(TokenBuffer, "commit", planted)

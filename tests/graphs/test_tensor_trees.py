@@ -19,7 +19,7 @@ from specdec.graphs.tree import (
     size_bytes,
     tables,
 )
-from specdec.samplers import Warp
+from specdec.samplers import LogitsFilter
 
 WIDTH = 3
 
@@ -81,7 +81,7 @@ def test_a_tree_is_copied_into_another_one_of_its_structure_or_not_at_all():
             copy_into(mine, wrong)
         assert mine["a"].eq(0).all()
     with pytest.raises(ValueError, match=r"_greedy is None and cannot take over a tensor \[2\]"):
-        copy_into(Warp(2), Warp(2, temperature=[0.0, 1.0]))
+        copy_into(LogitsFilter(2), LogitsFilter(2, temperature=[0.0, 1.0]))
 
 
 def test_storage_counts_once_however_many_tensors_share_it():

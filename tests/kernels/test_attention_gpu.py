@@ -177,8 +177,8 @@ def test_a_target_verifies_without_masks_and_reads_nothing_beyond_a_length(
     for buffer in (*cache.keys.values(), *cache.values.values()):
         buffer.fill_(torch.nan)
     target.prefill(cache, tokens[:, :7], lengths, offset=0)
-    anchor, draft = tokens[:, 7], Draft(tokens[:, 8:11])
-    ours = target.verify(cache, lengths, anchor, draft).logits.double()
+    root, draft = tokens[:, 7], Draft(tokens[:, 8:11])
+    ours = target.verify(cache, lengths, root, draft).logits.double()
     model = model.float()
     for row, length in enumerate(lengths.tolist()):
         text = torch.cat([tokens[row, :length], tokens[row, 7:11]])[None]

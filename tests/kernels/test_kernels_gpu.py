@@ -34,13 +34,13 @@ from kernel_cases import (
 )
 
 from specdec.kernels import (
+    FilterParams,
     Truncation,
-    WarpParams,
+    filtered_probs,
     find_cutoff,
     race,
     sample,
     sample_tokens,
-    warp_probs,
 )
 from specdec.kernels.truncate.reference import is_kept
 from specdec.samplers import Noise, Stream
@@ -68,10 +68,10 @@ def test_the_smallest_sizes_are_decided_as_the_definition_does(rule, width):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rule", RULES)
 def test_over_random_tables_a_verdict_is_the_definitions_up_to_a_margin(rule, dtype):
-    for vocab, is_warped in ((9001, True), (VOCAB, False)):
+    for vocab, is_filtered in ((9001, True), (VOCAB, False)):
         differing = 0
         for seed in range(3):
-            case = random_case(8, 5, vocab, seed, dtype=dtype, is_warped=is_warped).cuda()
+            case = random_case(8, 5, vocab, seed, dtype=dtype, is_filtered=is_filtered).cuda()
             differing += assert_near(case, rule, by_library(case, rule))
         assert differing <= 6  # of 24 rows; the laws are flat, so boundaries are everywhere
 
@@ -82,8 +82,8 @@ def test_no_token_of_probability_zero_is_emitted_at_the_ends_of_the_uniforms(rul
     case = exact_case(9, 3, 5000, seed=3, is_ragged=False, is_mixed=True).cuda()
     case.accept.fill_(u)
     case.resample.fill_(u)
-    tokens, _, _ = by_library(case, rule)
-    probs = warp_probs(case.logits, case.params).gather(2, tokens.clamp(min=0)[..., None])
+    tokens, _ = by_library(case, rule)
+    probs = filtered_probs(case.logits, case.params).gather(2, tokens.clamp(min=0)[..., None])
     assert bool((probs[..., 0][tokens >= 0] > 0).all())
 
 
@@ -94,7 +94,7 @@ def test_a_sample_and_its_probabilities_are_the_definitions(dtype, vocab):
     params, logits = on_gpu(random_params(logits, 1)), logits.cuda()
     uniforms = torch.rand(3, 4, dtype=torch.float64, device="cuda")
     assert_sample_near(logits, params, uniforms)
-    assert_sample_near(logits[:, 1], WarpParams(params.temperature), uniforms[:, 0])
+    assert_sample_near(logits[:, 1], FilterParams(params.temperature), uniforms[:, 0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -103,7 +103,7 @@ def test_a_race_has_the_winner_of_the_definition_and_of_the_cpu(dtype):
     generator = torch.Generator().manual_seed(2)
     key = torch.randint(0, 2**32, (3, 2), generator=generator)
     position = torch.randint(0, 2**32, (3, 4), generator=generator)
-    for params in (WarpParams(), random_params(logits, 1)):
+    for params in (FilterParams(), random_params(logits, 1)):
         noise = key.cuda(), position.cuda(), 3
         tokens = assert_race_near(logits.cuda(), on_gpu(params), *noise)
         assert torch.equal(tokens.cpu(), race(logits, params, key, position, 3))
@@ -158,13 +158,12 @@ def test_tables_of_more_than_2_31_entries_are_read_where_they_are(rule):
     logits[torch.arange(rows), 1, ids + 1] = 30.0
     probs[torch.arange(rows), 0, ids] = 1.0
     draws = torch.full((rows, 1), 0.5, dtype=torch.float64, device="cuda")
-    case = Case(ids[:, None], probs, None, logits, WarpParams(), draws, draws[:, 0])
-    tokens, count, faults = by_library(case, rule)
+    case = Case(ids[:, None], probs, None, logits, FilterParams(), draws, draws[:, 0])
+    tokens, count = by_library(case, rule)
     assert bool((count == 1).all())
-    assert bool((faults == 0).all())
     assert torch.equal(tokens, torch.stack([ids, ids + 1], 1))
     if rule == "point":
-        drawn, drawn_from = sample(logits[2100:], WarpParams(), draws[2100:].expand(-1, 2))
+        drawn, drawn_from = sample(logits[2100:], FilterParams(), draws[2100:].expand(-1, 2))
         assert torch.equal(drawn, tokens[2100:])
         assert bool((drawn_from.gather(-1, drawn[..., None]) > 0.99).all())
 
@@ -174,13 +173,13 @@ def test_more_rows_than_a_grid_dimension_may_have_are_sampled_and_verified():
     logits = torch.zeros(rows, 2, vocab, device="cuda")
     logits[..., 1] = 30.0
     draws = torch.full((rows, 2), 0.5, dtype=torch.float64, device="cuda")
-    assert bool((sample_tokens(logits, WarpParams(), draws) == 1).all())
+    assert bool((sample_tokens(logits, FilterParams(), draws) == 1).all())
     ones = torch.ones(rows, 1, dtype=torch.long, device="cuda")
     probs = torch.nn.functional.one_hot(ones, vocab).float()
-    case = Case(ones, probs, None, logits, WarpParams(), draws[:, :1], draws[:, 0])
+    case = Case(ones, probs, None, logits, FilterParams(), draws[:, :1], draws[:, 0])
     for rule in RULES:
-        tokens, count, faults = by_library(case, rule)
-        assert bool((tokens == 1).all() & (count == 1).all() & (faults == 0).all())
+        tokens, count = by_library(case, rule)
+        assert bool((tokens == 1).all() & (count == 1).all())
 
 
 def all_ops(case: Case) -> dict:
@@ -199,7 +198,7 @@ def all_ops(case: Case) -> dict:
 
 def test_no_operation_waits_for_the_host_and_each_is_one_graph_of_few_launches(monkeypatch):
     monkeypatch.undo()  # filling fresh memory would be launches, too
-    case = random_case(4, 3, 9001, 1, dtype=torch.bfloat16, is_warped=True).cuda()
+    case = random_case(4, 3, 9001, 1, dtype=torch.bfloat16, is_filtered=True).cuda()
     for name, op in all_ops(case).items():
         expected = [t.clone() for t in op()]
         launches = launches_of(op)
@@ -225,7 +224,7 @@ def test_repetitions_give_one_cutoff(dtype):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_hundred_repetitions_give_one_result(rule):
-    case = random_case(64, 5, 32000, 7, dtype=torch.bfloat16, is_warped=False).cuda()
+    case = random_case(64, 5, 32000, 7, dtype=torch.bfloat16, is_filtered=False).cuda()
     expected, differs = by_library(case, rule), torch.zeros((), dtype=torch.bool, device="cuda")
     for _ in range(100):
         for one, other in zip(by_library(case, rule), expected, strict=True):
@@ -237,7 +236,7 @@ def test_operations_in_any_order_in_one_graph_give_what_each_gives_alone():
     """Their scratch memory is that of the operations before."""
     ops, generator = [], torch.Generator().manual_seed(1)
     for rows, width, vocab in ((2, 3, 9001), (16, 5, 32000), (1, 1, VOCAB)):
-        case = random_case(rows, width, vocab, rows, dtype=torch.bfloat16, is_warped=False)
+        case = random_case(rows, width, vocab, rows, dtype=torch.bfloat16, is_filtered=False)
         ops += all_ops(case.cuda()).values()
     expected = []
     for op in ops:

@@ -25,9 +25,9 @@ from kernel_cases import (
     seeds,
 )
 
-from specdec.certify.sampler.enumeration import bisect
+from specdec.certificates.sampler.enumeration import bisect
 from specdec.graphs import no_host_sync
-from specdec.kernels import WarpParams, draw, warp_probs
+from specdec.kernels import FilterParams, draw, filtered_probs
 from specdec.kernels.race import triton as triton_race
 from specdec.kernels.sample import reference
 from specdec.kernels.sample.reference import draw_by_blocks
@@ -133,10 +133,10 @@ def test_a_sample_and_a_race_are_their_definitions(rows, width, vocab, dtype, se
     logits = random_logits(rows, width, vocab, seed=seed, dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
     uniforms = torch.rand(rows, width, generator=generator, dtype=torch.float64)
-    params = random_params(logits, seed) if seed % 2 else WarpParams()
+    params = random_params(logits, seed) if seed % 2 else FilterParams()
     assert_sample_near(logits, params, uniforms, **SMALL)
     row = random_logits(rows, vocab, seed=seed, dtype=dtype)
-    assert_sample_near(row, WarpParams(*params[:2]), uniforms[:, 0], **SMALL)
+    assert_sample_near(row, FilterParams(*params[:2]), uniforms[:, 0], **SMALL)
     key = torch.randint(0, 2**32, (rows, 2), generator=generator)
     position = torch.randint(0, 2**32, (rows, width), generator=generator)
     assert_race_near(logits, params, key, position, 3, **SMALL)
@@ -146,16 +146,16 @@ def test_a_sample_and_a_race_are_their_definitions(rows, width, vocab, dtype, se
 def test_a_race_with_another_stream_key_or_position_has_other_winners():
     logits = random_logits(1, 6, 15, seed=1, dtype=torch.float32, spread=0.5)
     key, position = torch.tensor([[1, 2]]), torch.arange(6)[None]
-    ours = assert_race_near(logits, WarpParams(), key, position, 3, **SMALL)
+    ours = assert_race_near(logits, FilterParams(), key, position, 3, **SMALL)
     for other in ((key, position, 2), (key + 1, position, 3), (key, position + 1, 3)):
-        assert (triton_race.race(logits, WarpParams(), *other, **SMALL) != ours).sum() > 1
+        assert (triton_race.race(logits, FilterParams(), *other, **SMALL) != ours).sum() > 1
 
 
 @interpreted
 @quiet
 def test_logits_that_are_nan_give_a_token_of_the_vocabulary():
     logits = torch.full((2, 3, 40), torch.nan)
-    params = WarpParams(None, torch.tensor([True, False]))
+    params = FilterParams(None, torch.tensor([True, False]))
     key, position = torch.zeros(2, 2, dtype=torch.long), torch.zeros(2, 3, dtype=torch.long)
     tokens = triton_race.race(logits, params, key, position, 3, **SMALL)
     assert bool(((tokens >= 0) & (tokens < 40)).all())
@@ -164,10 +164,10 @@ def test_logits_that_are_nan_give_a_token_of_the_vocabulary():
 @interpreted
 def test_a_greedy_row_samples_its_largest_logit_also_beside_others_and_where_it_is_infinite():
     logits = torch.tensor([[0.0, torch.inf, 1.0], [3.0, 0.0, 0.0]])
-    params = WarpParams(None, torch.tensor([True, False]))
+    params = FilterParams(None, torch.tensor([True, False]))
     token, probs = sample_by_kernel(logits, params, torch.zeros(2).double(), **SMALL)
     assert token.tolist() == [1, 0]
-    torch.testing.assert_close(probs, warp_probs(logits, params), rtol=1e-6, atol=0)
+    torch.testing.assert_close(probs, filtered_probs(logits, params), rtol=1e-6, atol=0)
 
 
 @interpreted
@@ -176,7 +176,7 @@ def test_masses_below_the_normal_floats_are_never_drawn_where_they_round_to_zero
     logits = torch.full((1, 1, 64), -104.0)  # exp(-104) is 0 in float32, and 64 of them are not
     logits[0, 0, 40], logits[0, 0, 41] = 0.0, -90.0  # the latter is subnormal
     uniforms = torch.tensor([[u]], dtype=torch.float64)
-    token, probs = sample_by_kernel(logits, WarpParams(), uniforms, **SMALL)
+    token, probs = sample_by_kernel(logits, FilterParams(), uniforms, **SMALL)
     assert probs[0, 0, token.item()] > 0
     assert token.item() == 40
 
@@ -184,7 +184,7 @@ def test_masses_below_the_normal_floats_are_never_drawn_where_they_round_to_zero
 @interpreted
 def test_no_rows_have_samples_of_no_rows():
     logits = torch.zeros(0, 3, 40)
-    tokens, probs = sample_by_kernel(logits, WarpParams(), torch.zeros(0, 3).double(), **SMALL)
+    tokens, probs = sample_by_kernel(logits, FilterParams(), torch.zeros(0, 3).double(), **SMALL)
     assert tokens.shape == (0, 3)
     assert probs.shape == (0, 3, 40)
 
@@ -192,7 +192,7 @@ def test_no_rows_have_samples_of_no_rows():
 @interpreted
 def test_partials_of_indices_that_are_not_drafted_are_not_written():
     """In tests fresh memory of kernels is NaN, so what reads them shows."""
-    rows = rows_of(torch.zeros(2, 3, 20), WarpParams())
+    rows = rows_of(torch.zeros(2, 3, 20), FilterParams())
     partials = softmax_partials(rows, num_valid=torch.tensor([0, 1]), **SMALL)
     expected = torch.tensor([[0, 1, 1], [0, 0, 1]]).bool()[..., None].expand(-1, -1, 2)
     assert torch.equal(partials.row_max.isnan(), expected)

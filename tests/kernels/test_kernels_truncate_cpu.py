@@ -1,5 +1,5 @@
 """Wide rows on a CPU: the cutoff of top-p is that of its definition however it is found, and the
-probabilities are those of `warp_probs` to the last bit.
+probabilities are those of `filtered_probs` to the last bit.
 
 The definition, in whole numbers: sort by (logit, id), add up masses of 2**-52 rounded down, drop
 while the sum, as a float32, is at most the float32 of 1 - top_p. `few` and `samples` are forced so
@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from kernel_cases import seeds
 
 from specdec.graphs import HostSyncError, no_host_sync
-from specdec.kernels import Cutoff, Truncation, WarpParams, draw, find_cutoff, warp_probs
+from specdec.kernels import Cutoff, FilterParams, Truncation, draw, filtered_probs, find_cutoff
 from specdec.kernels.truncate import cpu, reference
 from specdec.kernels.truncate.reference import is_kept, is_wide, scale
-from specdec.samplers import Warp
+from specdec.samplers import LogitsFilter
 
 top_ps = st.sampled_from([0.0, 1e-9, 0.2, 0.5, 0.75, 0.9, 0.95, 0.999, 1 - 2.0**-40])
 settings = st.tuples(st.sampled_from([1, 2, 7, 64]), st.sampled_from([1, 2, 5, 33, 512]))
@@ -216,14 +216,17 @@ def test_the_probabilities_of_wide_rows_are_those_of_the_definition_to_the_last_
     temperature = TEMPERATURES[: len(rows)]
     cutoff = find_cutoff(logits, temperature, truncation_of(rows, uses=uses))
     is_greedy = torch.arange(len(rows)) % 2 == 1 if is_mixed else None
-    for params in (WarpParams(temperature, is_greedy, cutoff), WarpParams(None, is_greedy, None)):
-        expected = warp_probs(logits, params)
-        assert torch.equal(by_rows(warp_probs, logits, params), expected)
+    for params in (
+        FilterParams(temperature, is_greedy, cutoff),
+        FilterParams(None, is_greedy, None),
+    ):
+        expected = filtered_probs(logits, params)
+        assert torch.equal(by_rows(filtered_probs, logits, params), expected)
         first = params.cutoff and Cutoff(*(values[:, 0] for values in cutoff))
-        of_one = by_rows(warp_probs, logits[:, 0], params._replace(cutoff=first))
+        of_one = by_rows(filtered_probs, logits[:, 0], params._replace(cutoff=first))
         assert torch.equal(of_one, expected[:, 0])
         table = torch.full((len(rows), 3, 2, vocab), 7.0)
-        by_rows(warp_probs, logits, params, table[:, 1])
+        by_rows(filtered_probs, logits, params, table[:, 1])
         assert torch.equal(table[:, 1], expected)
         assert bool((table[:, ::2] == 7).all())
 
@@ -243,17 +246,19 @@ def test_only_wide_float_rows_on_a_cpu_without_gradients_take_this_path():
     assert not any(map(is_wide, (*others, logits.clone().requires_grad_())))
 
 
-def drawn(warp, logits):
-    return warp.draw(logits, torch.full(logits.shape[:-1], 0.37, dtype=torch.float64))
+def drawn(logits_filter, logits):
+    return logits_filter.draw(logits, torch.full(logits.shape[:-1], 0.37, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_wide_draw_is_the_draw_of_the_definition(dtype):
     logits = wide_logits().to(dtype)
-    warp = Warp(2, temperature=[0.8, 1.2], top_k=[0, 3000], top_p=[0.9, 0.7], min_p=[0.0, 1e-6])
+    logits_filter = LogitsFilter(
+        2, temperature=[0.8, 1.2], top_k=[0, 3000], top_p=[0.9, 0.7], min_p=[0.0, 1e-6]
+    )
     with mock.patch.object(reference, "WIDE_TRUNCATE", WIDE + 1):
-        expected, probs = drawn(warp, logits)
-    tokens, wide_probs = drawn(warp, logits)
+        expected, probs = drawn(logits_filter, logits)
+    tokens, wide_probs = drawn(logits_filter, logits)
     assert torch.equal(tokens, expected)
     assert torch.equal(wide_probs, probs)
 
@@ -261,9 +266,9 @@ def test_a_wide_draw_is_the_draw_of_the_definition(dtype):
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_wide_draw_does_not_wait_and_is_one_operation_where_it_looks_at_data(mode):
     logits = wide_logits()
-    warp = Warp(2, top_k=[9, 0], top_p=0.9, min_p=0.01)
+    logits_filter = LogitsFilter(2, top_k=[9, 0], top_p=0.9, min_p=0.01)
     with no_host_sync() as seen, mode():
-        drawn(warp, logits)
+        drawn(logits_filter, logits)
     assert "specdec.top_p_cutoff.default" in dict(seen.shapes)
     with pytest.raises(HostSyncError), no_host_sync(), mode():
         cpu._smallest_kept(logits[0, 0], 0.1 * cpu.UNITS, cpu.FEW, cpu.SAMPLES)
@@ -273,11 +278,11 @@ def test_a_wide_draw_does_not_wait_and_is_one_operation_where_it_looks_at_data(m
 @pytest.mark.parametrize("tokens_of_it", [slice(0, 1), slice(None)])
 def test_a_row_that_has_no_distribution_harms_no_other_row(bad, tokens_of_it):
     logits = wide_logits()
-    warp = Warp(2, top_k=[0, 9], top_p=0.9, min_p=[0.0, 0.1])
-    expected, _ = drawn(warp, logits)
+    logits_filter = LogitsFilter(2, top_k=[0, 9], top_p=0.9, min_p=[0.0, 0.1])
+    expected, _ = drawn(logits_filter, logits)
     broken = logits.clone()
     broken[1, 1, tokens_of_it] = bad
-    tokens, probs = drawn(warp, broken)
+    tokens, probs = drawn(logits_filter, broken)
     assert bool(((tokens >= 0) & (tokens < WIDE)).all())
     is_other = torch.arange(6).view(2, 3) != 4
     assert torch.equal(tokens[is_other], expected[is_other])

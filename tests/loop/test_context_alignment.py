@@ -42,7 +42,7 @@ def test_prompts_arrive_as_the_docstring_of_context_says():
     assert known == [list(range(1, length - 1)) for length in lengths]
     assert drafter.read[0].start.tolist() == [0] * 4
     assert drafter.read[0].num_new.tolist() == [3, -1, 0, 3]
-    assert drafter.read[1].num_new.tolist() == [3, -1, -1, 0]  # its anchor is token 3 of 5
+    assert drafter.read[1].num_new.tolist() == [3, -1, -1, 0]  # its root is token 3 of 5
     first = drafter.proposals[0]
     assert first.num_new.tolist() == [1, 0, 1, 1]
     assert first.start.tolist() == [max(0, length - 2) for length in lengths]

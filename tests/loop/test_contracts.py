@@ -1,8 +1,8 @@
 """What drafters and samplers must keep to: what breaks it stops the generation before a token of
 the step is emitted, with the name of the class, and harms nothing on the way.
 
-Values are looked at on the device beside the decision (`Fault`), and the host raises when it reads
-the step, so that a step still waits for nothing.
+Values are looked at on the host when it reads the step (`Fault`), so that a step still waits for
+nothing.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_faults import faults_of
 
 from specdec import (
     BlockSampler,
@@ -26,9 +27,9 @@ from specdec import (
 )
 from specdec.drafters.proposal import Proposal
 from specdec.graphs import shared
-from specdec.loop.outcome import find_faults
-from specdec.samplers import Drawing, Noise, Warp, draw_by_inversion
-from specdec.types import PAD_TOKEN, Draft, Fault, Verdict
+from specdec.loop.outcome import Fault, find_faults
+from specdec.samplers import Drawing, LogitsFilter, Noise, draw_by_inversion
+from specdec.types import PAD_TOKEN, Draft, Verdict
 
 MODEL = build("llama")
 IDS, MASK = ragged_prompts(VOCAB, 5, 2, 6)
@@ -59,8 +60,8 @@ class Saying(Sampler):
         super().__init__()
         self.change = change
 
-    def accept(self, draft, target_logits, warp, noise):
-        return self.change(RejectionSampler().accept(draft, target_logits, warp, noise))
+    def accept(self, draft, target_logits, logits_filter, noise):
+        return self.change(RejectionSampler().accept(draft, target_logits, logits_filter, noise))
 
     def accept_greedily(self, draft, target_logits):
         return self.change(super().accept_greedily(draft, target_logits))
@@ -211,16 +212,16 @@ def test_probabilities_that_nobody_asks_for_cannot_be_wrong():
 @pytest.mark.parametrize(
     ("value", "words"), [(1.0, "sum to 1"), (0.0, "sum to 1"), (None, "has probability 0")]
 )
-def test_probabilities_that_a_users_sampler_does_not_look_at_are_looked_at_once(value, words):
+def test_probabilities_are_looked_at_whatever_a_users_sampler_looks_at(value, words):
     def table(rows, k):
         found = torch.full((rows, k, VOCAB), value or 0.0)
         if value is None:
             found[..., 7] = 1.0
         return found
 
-    sampler = Saying(lambda verdict: Verdict(verdict.tokens, verdict.num_accepted))  # no faults
+    sampler = Saying(lambda verdict: Verdict(verdict.tokens, verdict.num_accepted))
     generator = SpeculativeGenerator(MODEL, Fixed(probs(table)), sampler)
-    with pytest.raises(ValueError, match=f"row 0 of the first step Fixed: .*{words}"):
+    with pytest.raises(ValueError, match=f"row 0 after 0 new tokens .*Fixed: .*{words}"):
         generator.generate(IDS, MASK, max_new_tokens=9, **SAMPLED)
 
 
@@ -228,11 +229,12 @@ def test_probabilities_that_a_users_sampler_does_not_look_at_are_looked_at_once(
 def test_rounding_of_a_wide_distribution_is_no_fault(sampler):
     vocab, generator = 150_000, torch.Generator().manual_seed(0)
     logits = 4 * torch.randn(1, 3, vocab, generator=generator)
-    warp, noise = Warp(1), Noise([1]).at(torch.tensor([4]), 3)
-    drafting = Proposal().begin(Drawing(2, warp, noise, draw_by_inversion))
+    logits_filter, noise = LogitsFilter(1), Noise([1]).at(torch.tensor([4]), 3)
+    drafting = Proposal().begin(Drawing(2, logits_filter, noise, draw_by_inversion))
     for i in (0, 1):
         drafting.draw(logits[:, i : i + 1])
-    assert sampler(drafting.end(), logits, warp, noise).faults.tolist() == [0]
+    draft = drafting.end()
+    assert faults_of(draft, logits, sampler(draft, logits, logits_filter, noise)) == [0]
 
 
 # What is no part.
@@ -369,11 +371,13 @@ def drawn_table(data, rows, width):
 def test_the_faults_of_a_row_are_those_that_lists_show(data, rows, width):
     emitted, drafted = (drawn_table(data, rows, w).numpy() for w in (width + 1, width))
     accepted, valid, seen = (drawn_table(data, rows, 1)[:, 0].numpy() for _ in range(3))
+    told = {"emitted": emitted, "drafted": drafted}
+    told |= {"num_accepted": accepted, "num_valid": valid, "num_drafted": seen}
 
     def is_outside(tokens, count):
         return any(token not in range(VOCAB) for token in tokens[: max(count, 0)])
 
-    for row, faults in enumerate(find_faults(emitted, drafted, accepted, valid, seen, VOCAB)):
+    for row, faults in enumerate(find_faults(told, VOCAB)):
         found, said, proposed = Fault(int(faults)), emitted[row].tolist(), drafted[row].tolist()
         n, num_valid, num_drafted = (int(counts[row]) for counts in (accepted, valid, seen))
         assert (Fault.NUM_VALID in found) == (num_valid not in range(width + 1))

@@ -22,7 +22,7 @@ from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Tar
 from specdec.loop.host import OutputCollector
 from specdec.loop.replay import Replay
 from specdec.request.call import read_request
-from specdec.samplers import Warp
+from specdec.samplers import LogitsFilter
 
 MODEL = build("llama")
 IDS, MASK = ragged_prompts(VOCAB, 3, 9, 1)
@@ -179,7 +179,9 @@ def test_warpers_of_the_users_own_keep_their_order():
         own = LogitsProcessorList([WARPERS[name] for name in order])
         request = read_request(Target(MODEL), IDS, None, {"logits_processor": own, **sampled})
         before = [processor for _, row in request.processors[:1] for processor in row]
-        law = Warp(200, **request.warp)(LogitsProcessorList(before)(ids, logits.clone()))
+        law = LogitsFilter(200, **request.logits_filter)(
+            LogitsProcessorList(before)(ids, logits.clone())
+        )
         torch.testing.assert_close(law, own(ids, logits.clone()).softmax(-1), rtol=0, atol=1e-6)
 
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec import Draft, NoDrafter, SpeculativeGenerator
 from specdec.graphs.tree import map_tensors
-from specdec.types import Fault
+from specdec.loop.outcome import Fault
 
 PROMPTS = ragged_prompts(VOCAB, 5, 2, 9)
 OPTIONS = {"do_sample": True, "seed": [1, 2, 3], "max_new_tokens": 40, "eos_token_id": None}

@@ -28,12 +28,12 @@ def test_parts_of_a_step_are_marked_before_it_commits(generator, options):
     buffer = generation.state.buffer
 
     def note(name):
-        seen.append((name, buffer.anchor_position.tolist()))
+        seen.append((name, buffer.root_position.tolist()))
 
-    before = buffer.anchor_position.tolist()
+    before = buffer.root_position.tolist()
     generation.stepper = partial(generation.stepper, mark=note)
     generator.step(generation)
-    assert before != buffer.anchor_position.tolist()
+    assert before != buffer.root_position.tolist()
     assert seen == [("draft", before), ("verify", before)]
 
 

@@ -10,7 +10,7 @@ from specdec.loop.state import TokenBuffer
 from specdec.types import PAD_TOKEN
 
 VOCAB, ENDS = 7, [(5, 2, 900), (0, -1)]
-BY_ROW = "tokens", "anchor_position", "anchor", "remaining", "recent", "start", "num_new"
+BY_ROW = "tokens", "root_position", "root", "remaining", "recent", "start", "num_new"
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=30, deadline=None)
 
@@ -35,8 +35,8 @@ class Row:
     def check(self, buffer, row):
         length = len(self.text)
         assert buffer.tokens[row, :length].tolist() == self.text
-        assert buffer.anchor_position[row] == length - 1
-        assert buffer.anchor[row] == self.text[-1]
+        assert buffer.root_position[row] == length - 1
+        assert buffer.root[row] == self.text[-1]
         assert buffer.remaining[row] == self.room
         assert buffer.num_new[row] == self.num_new
         start = length - 1 - self.num_new

@@ -7,7 +7,7 @@ from mutation import Fault, Swap
 
 SWAPS: list[Fault] = []
 _LAWS = "drafters/test_laws.py::test_{}".format
-_CACHE = "target/test_slot_cache.py::TestCacheAgainstLists"
+_CACHE = "targets/test_slot_cache.py::TestCacheAgainstLists"
 _RIGHT = _LAWS("a_drafter_that_is_always_right_is_never_rejected")
 _TREE = "greedy_text_is_that_of_hf_and_a_target_that_drafts_for_itself_is_never_rejected"
 
@@ -31,7 +31,7 @@ def instead_of(where: str, name: str, caught_by: str) -> Callable:
 @instead_of(
     "kernels.truncate.reference:drop_below",
     "top-p counts the tokens that top-k has removed (sglang test_eagle_sampling_filters.py)",
-    "test_warp.py::test_warp_is_the_warpers_of_huggingface_with_one_value_per_row",
+    "test_filter.py::test_a_filter_is_the_warpers_of_huggingface_with_one_value_per_row",
 )
 def _(right, scaled, cutoff):
     return scaled
@@ -62,8 +62,8 @@ def _(right, self, start, width):
     "the drafter races one position behind (ml-explore/mlx-swift-lm#459)",
     "test_coupling.py",
 )
-def _(right, logits, warp, noise, index, **options):
-    return right(logits, warp, noise, index + 1, **options)
+def _(right, logits, logits_filter, noise, index, **options):
+    return right(logits, logits_filter, noise, index + 1, **options)
 
 
 @instead_of(
@@ -113,7 +113,7 @@ def _(right, *words):
 
 
 @instead_of(
-    "samplers.warp:Warp.draw",
+    "samplers.logits_filter:LogitsFilter.draw",
     "probabilities told are those of the raw logits (transformers#47932)",
     "drafters/test_proposals.py",
 )
@@ -132,7 +132,7 @@ def _(right, logits, *rest, **options):
 
 
 @instead_of(
-    "drafters.proposal:Proposal.warp",
+    "drafters.proposal:Proposal.logits_filter",
     "a draft temperature reaches the token, not its probabilities (transformers#47932)",
     _LAWS("a_proposal_is_drawn_at_its_own_temperature_or_is_the_most_likely_token"),
 )
@@ -218,22 +218,22 @@ def _(right, *args):
     "loop/test_no_host_sync.py",
 )
 def _(right, self, longest):
-    return right(self, int(self.anchor_position.max()) + 1)
+    return right(self, int(self.root_position.max()) + 1)
 
 
 @instead_of(
-    "kernels.verify.reference:find_target_faults",
+    "loop.step:numbers_to_check",
     "NaN logits are emitted (sglang#27883)",
-    "target/test_bad_models.py",
+    "targets/test_bad_models.py",
 )
-def _(right, logits, count):
-    return 0 * count
+def _(right, draft, logits):
+    return right(draft, logits).nan_to_num(posinf=0.0, neginf=0.0)
 
 
 @instead_of(
-    "target.view:private_view",
+    "targets.view:private_view",
     "a model itself is switched to specdec's attention (hooks that stay)",
-    "target/test_views.py",
+    "targets/test_views.py",
 )
 def _(right, model):
     return model
@@ -315,4 +315,4 @@ def _(right, self, draft, target_logits):
     index = draft.window_parents[..., None].expand(-1, -1, 3)
     path = path_of(draft, (likely.gather(1, index) == draft.tokens[..., None]).any(dim=2))
     extra = likely[..., 0].gather(1, path.end)[:, 0]
-    return verdict_of(draft, path, extra, target_logits.amax(dim=-1))
+    return verdict_of(draft, path, extra)

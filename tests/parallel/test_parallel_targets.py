@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM
 
 from specdec import EagleDrafter, ModelDrafter, SpeculativeGenerator, Target, zoo
 from specdec.drafters.head.sharing import look_up
-from specdec.targets.fusion import Fusion
-from specdec.targets.joint import siblings
+from specdec.targets.edits.fusion import Fusion
+from specdec.targets.edits.joint import siblings
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 300
@@ -146,7 +146,7 @@ def test_a_head_is_loaded_for_a_target_that_is_spread(mesh, dim):
 @pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("seed", [None, 3])
 def test_a_target_over_a_cpu_and_a_disk(folder, seed, fuse, tmp_path, monkeypatch):
-    monkeypatch.setattr(Fusion, "fuse", lambda self, view, products: [])  # no Inductor
+    monkeypatch.setattr(Fusion, "fuse", lambda self, view: [])  # no Inductor
     whole = AutoModelForCausalLM.from_pretrained(folder).eval()
     layers = {f"model.layers.{i}": "cpu" for i in range(3)}
     places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu"}

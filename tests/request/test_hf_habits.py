@@ -240,9 +240,9 @@ def test_the_hooks_record_holds_scores_where_hf_would():
 
 
 def test_scores_of_sampled_text_are_what_hfs_warpers_leave():
-    warps = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.02}
-    result = native(INPUTS, **warps, **SCORES, max_new_tokens=12, seed=[3, 4])
-    warpers = MODEL._get_logits_processor(GenerationConfig(**warps), 0)
+    filters = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.02}
+    result = native(INPUTS, **filters, **SCORES, max_new_tokens=12, seed=[3, 4])
+    warpers = MODEL._get_logits_processor(GenerationConfig(**filters), 0)
     expected = [warpers(None, logits.clone()) for logits in result.logits]
     scores = torch.stack(result.scores, dim=1)
     torch.testing.assert_close(scores, torch.stack(expected, dim=1), rtol=1e-4, atol=1e-4)

@@ -13,18 +13,20 @@ import transformers
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 from fingerprint import fingerprint
+from step_faults import faults_of
 
 from specdec import ModelDrafter, SpeculativeGenerator, Target
+from specdec.loop.outcome import Fault
 from specdec.samplers import (
     BlockSampler,
     CouplingSampler,
     EnsembleSampler,
+    LogitsFilter,
     RejectionSampler,
     TypicalSampler,
-    Warp,
 )
 from specdec.targets.view import wrap_forward
-from specdec.types import Draft, Fault
+from specdec.types import Draft
 
 IDS, MASK = ragged_prompts(VOCAB, 2, 5)
 SIZES = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 3}
@@ -158,8 +160,9 @@ def test_logits_behind_a_rejected_token_may_be_anything(sampler):
     noise = sampler.noise_type([7]).at(torch.tensor([5]), 4)
     for value in (torch.nan, torch.inf, -torch.inf):
         logits[:, 1:] = value
-        verdict = sampler(draft, logits, Warp(1), noise)
+        verdict = sampler(draft, logits, LogitsFilter(1), noise)
         assert verdict.num_accepted.tolist() == [0]
-        assert verdict.faults.tolist() == [0]
+        assert faults_of(draft, logits, verdict) == [0]
     logits[:, 0, 1] = float("nan")  # which is not behind it
-    assert sampler(draft, logits, Warp(1), noise).faults.tolist() == [Fault.TARGET_LOGITS]
+    verdict = sampler(draft, logits, LogitsFilter(1), noise)
+    assert faults_of(draft, logits, verdict) == [Fault.TARGET_LOGITS]

@@ -227,6 +227,7 @@ def test_a_mask_that_only_resembles_chunks_is_refused():
 
 def test_chunks_that_are_declared_must_be_there(monkeypatch):
     model = build("llama4")
-    monkeypatch.setattr(discovery, "_stored", lambda *args, **options: ({}, {}))
+    empty = {"shapes": {}, "mixers": {}}
+    monkeypatch.setattr(discovery, "stored_of", lambda *args, **options: empty)
     with pytest.raises(ValueError, match="layer 0 is chunked_attention but has no chunks"):
         Target(model)

@@ -73,9 +73,9 @@ def test_features_of_prefill_and_verification_are_hfs_hidden_states(model, chunk
             seen = features[row, : max(0, count - offset)]
             wanted = expected[row][offset : min(count, offset + chunk_size)]
             torch.testing.assert_close(seen, wanted, atol=1e-5, rtol=1e-5)
-    anchor, *right = IDS.gather(1, NUM_READ[:, None] + torch.arange(3)).T
+    root, *right = IDS.gather(1, NUM_READ[:, None] + torch.arange(3)).T
     for tokens in (torch.full((3, 2), 5), torch.stack(right, dim=1)):  # the first are rejected
-        features = target.verify(cache, NUM_READ, anchor, Draft(tokens)).features
+        features = target.verify(cache, NUM_READ, root, Draft(tokens)).features
     for row, count in enumerate(NUM_READ.tolist()):
         wanted = expected[row][count : count + 3]
         seen = features[row, : len(wanted)]

@@ -71,7 +71,7 @@ def test_no_logits_processor_is_new():
 
 
 def test_no_setting_of_a_generation_is_new():
-    known = {*hf.WARPS, *hf.BEFORE_WARPS, *hf.BESIDE_WARPS, *hf.UNSUPPORTED}
+    known = {*hf.FILTERS, *hf.BEFORE_FILTERS, *hf.BESIDE_FILTERS, *hf.UNSUPPORTED}
     assert {*GenerationConfig().to_dict()} - known <= OTHER_SETTINGS
 
 

@@ -6,6 +6,7 @@ windows.
 """
 
 import itertools
+import sys
 from functools import partial
 
 import pytest
@@ -17,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 
-from specdec import SpeculativeGenerator
+from specdec import SpeculativeGenerator, hf
 
 WINDOWS = [5, 12, 30, 70, 255]
 
@@ -675,3 +676,16 @@ def test_a_model_of_few_positions_is_decoded(limit):
     model = build("llama", max_position_embeddings=limit)
     generated = SpeculativeGenerator(model, None).generate(torch.tensor([[5]]), max_new_tokens=3)
     assert generated.sequences[0].tolist() == hf_text(model, torch.tensor([[5]]), 3)
+
+
+def test_what_dynamo_leaves_in_a_modelling_file_is_nobody_s_own_code(monkeypatch):
+    """Also with a backend of one's own, whose functions are installed there."""
+    model = build("llama")
+    expected = hf.code_of(model)
+    torch.compile(type(model.model.norm).forward, backend=lambda graph, _: lambda *x: graph(*x))(
+        model.model.norm, torch.ones(1, 1, model.config.hidden_size)
+    )
+    file = vars(sys.modules[type(model).__module__])
+    assert any(name.startswith("__compiled_fn") for name in file)
+    assert not hf.has_own_code(model)
+    assert len(hf.code_of(model)) == len(expected)

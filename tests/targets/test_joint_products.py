@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 from specdec import PromptLookupDrafter, SpeculativeGenerator, Target
 from specdec.graphs import no_host_sync
 from specdec.hf import QKV
-from specdec.targets.fusion import Fusion
-from specdec.targets.joint import Group, JointProduct, join_weights, siblings
+from specdec.targets.edits.fusion import Fusion
+from specdec.targets.edits.joint import Group, JointProduct, join_weights, siblings
 from specdec.targets.view import private_view
 from specdec.types import Draft
 
@@ -30,7 +30,7 @@ OPTIONS = {"max_new_tokens": 8, "eos_token_id": None, "pad_token_id": 0}
 @pytest.fixture(autouse=True)
 def _without_pointwise_work(monkeypatch):
     """Nothing is compiled."""
-    monkeypatch.setattr(Fusion, "fuse", lambda self, view, products: [])
+    monkeypatch.setattr(Fusion, "fuse", lambda self, view: [])
 
 
 def text(target) -> torch.Tensor:
@@ -47,10 +47,10 @@ def storages(model) -> int:
 
 def products_of_a_step(target) -> int:
     """Matrix products with weights in one forward over three tokens."""
-    cache, anchor = target.init_cache(1, 16), torch.tensor([5])
+    cache, root = target.init_cache(1, 16), torch.tensor([5])
     start, draft = torch.tensor([0]), Draft(torch.tensor([[6, 7]]))
     with torch.inference_mode(), no_host_sync() as seen:
-        target.verify(cache, start, anchor, draft)
+        target.verify(cache, start, root, draft)
     return sum(op in ("aten.mm.default", "aten.addmm.default") for op, _ in seen.shapes)
 
 
@@ -223,7 +223,7 @@ def _pair():
     assert groups == (Group("0", QKV),)
     join_weights(model, groups)
     view = private_view(model)
-    JointProduct(view, groups[0]).install(view, groups[0])
+    JointProduct(view, groups[0]).install()
     return model[0], view[0]
 
 

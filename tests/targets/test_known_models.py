@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
-from specdec.targets.fusion import Fusion
+from specdec.targets.edits.fusion import Fusion
 
 IDS, MASK = ragged_prompts(VOCAB, 5, 2)
 OPTIONS = {"max_new_tokens": 6, "eos_token_id": None, "pad_token_id": 0}

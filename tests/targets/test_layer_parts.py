@@ -68,7 +68,7 @@ def test_no_layer_of_a_recurrent_model_can_be_left_out():
     target = Target(model)
     with pytest.raises(ValueError, match="no layers of Qwen3_5ForCausalLM can be left out"):
         target.part([0])
-    open_views(model, target.route, layers=range(target.num_layers))
+    target.part(range(target.num_layers))
 
 
 def test_a_route_of_ones_own_opens_views():

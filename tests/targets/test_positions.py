@@ -16,7 +16,7 @@ from specdec.targets.attention import window_mask
 from specdec.targets.cache import SlotCache, Window
 
 PARENTS = [-1, 0, 0, 1, 1, 2, 5, 6, 7]
-"""The node that each node hangs on; the first is the anchor. Two nodes have depth 1."""
+"""The node that each node hangs on; the first is the root. Two nodes have depth 1."""
 DEPTHS = torch.tensor([0, 1, 1, 2, 2, 2, 3, 4, 5])
 COUNT = len(PARENTS)
 LENGTHS = 11, 7

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, QuantoConfig,
 
 from specdec import SpeculativeGenerator, Target, zoo
 from specdec.kernels import scaled_linear
-from specdec.targets import fusion
+from specdec.targets.edits import fusion
 from specdec.zoo import WEIGHTS_DIR
 
 CALL = {"max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0}

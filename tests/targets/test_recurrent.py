@@ -30,8 +30,9 @@ from specdec import (
 from specdec.graphs.tree import size_bytes, tables
 from specdec.samplers import BlockSampler
 from specdec.targets import cache as cache_module
-from specdec.targets import memory, mixers
-from specdec.targets.memory import Memory, _MixerCall
+from specdec.targets import mixers
+from specdec.targets.edits import memory
+from specdec.targets.edits.memory import Memory, _MixerCall
 from specdec.types import Draft
 
 NUM_NEW = 25  # five steps of four draft tokens, all accepted

@@ -225,7 +225,7 @@ def test_slots_that_no_window_has_covered_are_still_zero_after_a_ragged_generati
     generation = generator.start(
         *ragged_prompts(VOCAB, 1, 9, 4), max_new_tokens=12, do_sample=True, seed=5
     )
-    state, read = generation.state, generation.state.buffer.anchor_position
+    state, read = generation.state, generation.state.buffer.root_position
     covered = read.clone()  # the prompts' slots, and later the windows'
     slots = torch.arange(state.cache.num_slots)
     for _ in range(6):

@@ -17,8 +17,9 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
 from specdec.graphs import CaptureError, no_host_sync
-from specdec.targets import discovery, experts
-from specdec.targets.fusion import Fusion
+from specdec.targets.edits import experts
+from specdec.targets.edits.experts import StepExperts
+from specdec.targets.edits.fusion import Fusion
 
 IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
 OPTIONS = {"max_new_tokens": 12, "eos_token_id": None, "pad_token_id": 0}
@@ -28,12 +29,12 @@ OPTIONS = {"max_new_tokens": 12, "eos_token_id": None, "pad_token_id": 0}
 def _on_a_gpu(monkeypatch):
     """Experts are chosen as for a GPU on which grouped products loop on the host."""
 
-    def step_experts(model):
+    def of(model):
         own = model.config._experts_implementation
         chosen = experts.choose(own, model.dtype, (9, 0))
-        return (None if chosen == own else chosen), f"experts: {chosen}"
+        return (None if chosen == own else StepExperts(chosen)), f"experts: {chosen}"
 
-    monkeypatch.setattr(discovery, "step_experts", step_experts)
+    monkeypatch.setattr(StepExperts, "of", of)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_experts_are_run_by_what_does_not_wait(own, dtype, capability, expected)
 
 
 def test_a_model_on_a_cpu_keeps_its_own_experts():
-    assert experts.step_experts(build("qwen3_moe")) == (None, None)
+    assert StepExperts.of(build("qwen3_moe")) == (None, None)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])

@@ -6,7 +6,7 @@ from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
 from specdec import BlockSampler, ModelDrafter, RejectionSampler, SpeculativeGenerator
-from specdec.evaluation import every_anchor, measure_costs, replay
+from specdec.evaluation import every_position, measure_costs, replay
 
 pytestmark = pytest.mark.gpu
 SEEDS = list(range(8))
@@ -44,7 +44,7 @@ def test_a_traced_call_writes_the_text_of_a_captured_one_and_takes_times(generat
 
 def test_a_replay_on_a_gpu(generator, text):
     options = {"max_new_tokens": 40, "do_sample": True, "seed": SEEDS}
-    whole = every_anchor(generator, generator.generate(*text, trace=True, **options).trace)
+    whole = every_position(generator, generator.generate(*text, trace=True, **options).trace)
     found = replay(whole, num_draft_tokens=2, sampler=BlockSampler())
     assert 1 < found.acceptance_length.value < 3
     costs = measure_costs(generator, *text, num_steps=8, rounds=3)

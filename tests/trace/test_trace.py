@@ -21,7 +21,7 @@ from specdec import (
     TypicalSampler,
 )
 from specdec.loop import tracer
-from specdec.samplers import Noise, Stream, Warp
+from specdec.samplers import LogitsFilter, Noise, Stream
 from specdec.trace import Trace
 
 TARGET = build("llama")
@@ -56,14 +56,14 @@ def steps_of(trace):
 
 def test_probabilities_draws_and_entropies_are_those_of_plain_forwards_and_of_the_noise():
     trace = traced().trace
-    warp = Warp(1, **WARP)
+    logits_filter = LogitsFilter(1, **WARP)
     seen = 0
     for row, text, step, numbers in steps_of(trace):
         assert numbers.position == len(text) - 1
         drafted, n = step.draft_tokens, step.num_accepted
         logits = plain(TARGET, text + drafted, len(drafted) + 1)
-        p = warp(logits)
-        q = warp(plain(DRAFT, text + drafted, len(drafted) + 1))[:-1]
+        p = logits_filter(logits)
+        q = logits_filter(plain(DRAFT, text + drafted, len(drafted) + 1))[:-1]
         index = torch.arange(len(drafted)), torch.tensor(drafted)
         assert numbers.target_probs == pytest.approx(p[index].tolist(), abs=1e-4)
         assert numbers.draft_probs == pytest.approx(q[index].tolist(), abs=1e-4)

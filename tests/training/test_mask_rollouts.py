@@ -16,8 +16,13 @@ from mask_heads import head_for
 from mask_reference import draft_logits
 
 from specdec.drafters import MaskTokenDrafter
-from specdec.drafters.mask_token.correction import DominoConfig, MarkovConfig, SelectorConfig
-from specdec.samplers import Noise, Warp
+from specdec.drafters.mask_token.correction import (
+    DominoConfig,
+    DraftRow,
+    MarkovConfig,
+    SelectorConfig,
+)
+from specdec.samplers import LogitsFilter, Noise
 from specdec.training import MaskRollouts, mask_token_config
 from specdec.training import mask_token as training
 
@@ -87,7 +92,7 @@ def drafted(drafter, length):
     state = drafter.init_state(3, 20, vocab_size=VOCAB, device=torch.device("cpu"))
     loop.prefill(drafter, state, 4)
     noise = Noise([1, 2, 3]).at(torch.full((3,), length - 1), 5)
-    draft = drafter.propose(loop.context(), state, drawing(drafter, Warp(3), noise))
+    draft = drafter.propose(loop.context(), state, drawing(drafter, LogitsFilter(3), noise))
     return prompts, features, draft
 
 
@@ -187,7 +192,8 @@ def by_hand(objective, ids, anchors, *, rolled_out):
                 hidden = head.normed(outs[depth][b, index])[None, None]
                 logits = head.unembed(hidden, drafter._borrowed.lm_head)
                 before = torch.tensor([[row[start + depth + 1]]])
-                logits, state = head.correction(depth, logits, hidden, before, state, drafter.embed)
+                at = DraftRow(depth, logits, hidden, before, state, drafter.embed)
+                logits, state = head.correction(at)
                 log_probs = logits[0, 0].float().log_softmax(-1)
                 probs = teacher[b, start + depth + 1].float().softmax(-1)[list(kept)]
                 found[depth].append((-(probs * log_probs).sum(), path if depth else 1.0))
@@ -240,8 +246,8 @@ def test_corrected_rollouts_have_the_distributions_that_the_drafter_draws_from(n
     text = torch.cat([prompts, draft.tokens], dim=1)
     read = torch.cat([features, features[:, -1:].expand(-1, 4, -1)], dim=1)  # none is looked at
 
-    def keep(index, *args):
-        logits, after = forward(index, *args)
+    def keep(at):
+        logits, after = forward(at)
         seen.append(logits)
         return logits, after
 

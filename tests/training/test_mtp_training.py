@@ -11,7 +11,7 @@ from mtp_heads import head_for, random_drafter, randomise
 
 from specdec.drafters import MTPConfig, MTPDrafter, MTPHead
 from specdec.drafters.head.hf_layer import HFLayerConfig
-from specdec.samplers import Noise, Warp
+from specdec.samplers import LogitsFilter, Noise
 from specdec.training.mtp import MultiTokenPrediction, mtp_config
 from specdec.types import Context
 
@@ -33,7 +33,9 @@ def drafted_logits(drafter, tokens, features, monkeypatch):
         count = torch.tensor([tokens.shape[1] - 1])
         context = Context(tokens, features, 0 * count, count)
         noise = Noise([0]).at(count, drafter.num_draft_tokens + 1)
-        draft = drafter.propose(context, state, drawing(drafter, Warp(1, temperature=0), noise))
+        draft = drafter.propose(
+            context, state, drawing(drafter, LogitsFilter(1, temperature=0), noise)
+        )
     return draft.tokens, [row[:, -1] for row in seen]
 
 

@@ -14,8 +14,8 @@ from text_laws import DRAFT, PROMPT, TARGET, tiny
 from transformers import Trainer, TrainingArguments
 
 from specdec import ModelDrafter, RejectionSampler, SpeculativeGenerator, Stream
-from specdec.certify import CertificateError
-from specdec.certify.generator.witness import Witness
+from specdec.certificates import CertificateError
+from specdec.certificates.generator.witness import Witness
 from specdec.samplers import Noise, StepNoise
 from specdec.training import SentinelCallback
 

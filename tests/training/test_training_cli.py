@@ -177,6 +177,13 @@ def test_a_run_goes_on_when_it_is_started_again(target, text, tmp_path):
     assert not figures_of(tmp_path)
 
 
+def test_minutes_are_those_of_steps_and_it_says_so(target, text, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("test_training_cli.SMALL", [*SMALL[2:], "--minutes", "0.01"])
+    assert run("eagle1", target, text, tmp_path / "a") == 0
+    assert "training for 0.01 minutes, beside encoding the data\n" in capsys.readouterr().err
+    assert state_of(tmp_path / "a").global_step >= 1
+
+
 def test_options_of_hf_pass_through(target, text, tmp_path, capsys):
     """They come before ours; what is neither is a mistake of one line."""
     given = ["--max_steps", "1", "--logging_first_step", "--learning_rate", "0.125"]

@@ -13,7 +13,7 @@ from eagle_heads import FeatureLoop, features_and_logits, head_for
 from eagle_reference import draft_outputs
 
 from specdec.drafters import EagleDrafter
-from specdec.samplers import Noise, Warp
+from specdec.samplers import LogitsFilter, Noise
 from specdec.training import FeatureAndToken, TrainingTimeTest
 
 MODEL = build("llama", dtype=torch.float64)
@@ -92,7 +92,7 @@ def test_the_steps_behind_a_text_have_the_laws_that_the_drafter_draws_from(name)
     state = drafter.init_state(3, 20, vocab_size=VOCAB, device=torch.device("cpu"))
     loop.prefill(drafter, state, 4)
     noise = Noise([1, 2, 3]).at(torch.full((3,), length - 1), num_steps + 1)
-    draft = drafter.propose(loop.context(), state, drawing(drafter, Warp(3), noise))
+    draft = drafter.propose(loop.context(), state, drawing(drafter, LogitsFilter(3), noise))
     ids = torch.cat([prompts, draft.tokens], dim=1)
     features, _ = features_and_logits(MODEL, ids, drafter.feature_layers)
     laws = unrolled(drafter, num_steps, ids, features)[:, :, length - 2].transpose(0, 1)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +44,27 @@ class HeadSizes:
     first_row: int
 
 
+class DraftRow(NamedTuple):
+    """What the logits of one draft token are corrected by.
+
+    Args:
+        index: of the draft token, 0..K - 1.
+        logits: `[B, 1, Vd]` (or `[B, W, Vd]`), of the parallel pass.
+        hidden: `[B, 1, H]` (or `[B, W, H]`), from which these logits are, after the final norm.
+        tokens: `[B, W]` int64, the last token of each path: for draft token 0 the last committed
+            one.
+        state: `[B, W, S]`, of each path, before `tokens` were chosen.
+        embed: of the head.
+    """
+
+    index: int
+    logits: Tensor
+    hidden: Tensor
+    tokens: Tensor
+    state: Tensor
+    embed: Embed
+
+
 class Correction(nn.Module, ABC):
     """The weights of one kind."""
 
@@ -60,29 +81,8 @@ class Correction(nn.Module, ABC):
         return block.new_zeros(len(block), 1, self.state_width)
 
     @abstractmethod
-    def forward(
-        self,
-        index: int,
-        logits: Tensor,
-        hidden: Tensor,
-        tokens: Tensor,
-        state: Tensor,
-        embed: Embed,
-    ) -> tuple[Tensor, Tensor]:
-        """Logits of draft token `index`, and the states after them.
-
-        Args:
-            index: 0..K - 1.
-            logits: `[B, 1, Vd]` (or `[B, W, Vd]`), of the parallel pass.
-            hidden: `[B, 1, H]` (or `[B, W, H]`), from which these logits are, after the final norm.
-            tokens: `[B, W]` int64, the last token of each path: for draft token 0 the last
-                committed one.
-            state: `[B, W, S]`, of each path, before `tokens` were chosen.
-            embed: of the head.
-
-        Returns:
-            `[B, W, Vd]` and `[B, W, S]`.
-        """
+    def forward(self, at: DraftRow) -> tuple[Tensor, Tensor]:
+        """Corrected logits `[B, W, Vd]` of a draft token, and the states `[B, W, S]` after them."""
 
 
 class CorrectionConfig(ABC):
@@ -139,18 +139,10 @@ class Markov(Correction):
         self.markov_w1 = nn.Embedding(sizes.vocab_size, config.rank)
         self.markov_w2 = nn.Linear(config.rank, sizes.draft_vocab_size, bias=False)
 
-    def forward(
-        self,
-        index: int,
-        logits: Tensor,
-        hidden: Tensor,
-        tokens: Tensor,
-        state: Tensor,
-        embed: Embed,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, at: DraftRow) -> tuple[Tensor, Tensor]:
         """See `Correction`."""
-        latent, state = self.latent(hidden, self.markov_w1(tokens), state)
-        return _added(logits, latent, self.markov_w2), state
+        latent, state = self.latent(at.hidden, self.markov_w1(at.tokens), at.state)
+        return _added(at.logits, latent, self.markov_w2), state
 
     def latent(self, hidden: Tensor, previous: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """z `[B, W, r]`, of the embeddings of the tokens before, and the states after."""
@@ -234,26 +226,18 @@ class Domino(Correction):
             nn.Linear(config.rank, sizes.draft_vocab_size, bias=False),
         )
 
-    def forward(
-        self,
-        index: int,
-        logits: Tensor,
-        hidden: Tensor,
-        tokens: Tensor,
-        state: Tensor,
-        embed: Embed,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, at: DraftRow) -> tuple[Tensor, Tensor]:
         """See `Correction`."""
-        read, gru = embed(tokens).to(state.dtype), self.prefix_gru
+        read, gru = at.embed(at.tokens).to(at.state.dtype), self.prefix_gru
         weights = gru.weight_ih_l0, gru.weight_hh_l0
         # A cell by itself: cuDNN's GRU wants its weights in one piece of memory.
-        state = torch.gru_cell(read.flatten(0, -2), state.flatten(0, -2), *weights)
+        state = torch.gru_cell(read.flatten(0, -2), at.state.flatten(0, -2), *weights)
         state = state.view(*read.shape[:-1], -1)
-        if index < self.first:
-            return logits.expand(*tokens.shape, -1), state
+        if at.index < self.first:
+            return at.logits.expand(*at.tokens.shape, -1), state
         inner, act, last = self.embed_proj
-        joined = torch.cat([hidden.expand(*tokens.shape, -1), state], dim=-1)
-        return _added(logits, act(inner(joined)), last), state
+        joined = torch.cat([at.hidden.expand(*at.tokens.shape, -1), state], dim=-1)
+        return _added(at.logits, act(inner(joined)), last), state
 
 
 @dataclass(frozen=True)
@@ -292,23 +276,15 @@ class Selector(Correction):
         self.successor_codebook = nn.Parameter(torch.zeros(sizes.vocab_size, config.rank))
         self.hidden_projection = nn.Linear(sizes.hidden_size, config.rank, bias=False)
 
-    def forward(
-        self,
-        index: int,
-        logits: Tensor,
-        hidden: Tensor,
-        tokens: Tensor,
-        state: Tensor,
-        embed: Embed,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, at: DraftRow) -> tuple[Tensor, Tensor]:
         """See `Correction`; `-inf` outside the candidates."""
-        best, ids = logits.topk(self.top_k, dim=-1)  # [B, 1, k]
-        before = F.embedding(tokens, self.predecessor_codebook)  # [B, W, r]
-        query = before * self.hidden_projection(hidden).to(before.dtype)
+        best, ids = at.logits.topk(self.top_k, dim=-1)  # [B, 1, k]
+        before = F.embedding(at.tokens, self.predecessor_codebook)  # [B, W, r]
+        query = before * self.hidden_projection(at.hidden).to(before.dtype)
         after = F.embedding(ids, self.successor_codebook)  # [B, 1, k, r]
         scores = best + (query[..., None, :] * after).sum(dim=-1).to(best.dtype)  # [B, W, k]
-        out = logits.new_full((*tokens.shape, logits.shape[-1]), -torch.inf)
-        return out.scatter(-1, ids.expand_as(scores), scores), state
+        out = at.logits.new_full((*at.tokens.shape, at.logits.shape[-1]), -torch.inf)
+        return out.scatter(-1, ids.expand_as(scores), scores), at.state
 
 
 @dataclass(frozen=True)
@@ -364,24 +340,16 @@ class XPress(Correction):
             state = self._read(row, block[:, row : row + 1], known[:, :1], state)
         return state
 
-    def forward(
-        self,
-        index: int,
-        logits: Tensor,
-        hidden: Tensor,
-        tokens: Tensor,
-        state: Tensor,
-        embed: Embed,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, at: DraftRow) -> tuple[Tensor, Tensor]:
         """See `Correction`."""
-        row = self.first_row + index
-        state = self._read(row, hidden, tokens, state)
+        row = self.first_row + at.index
+        state = self._read(row, at.hidden, at.tokens, at.state)
         inputs = state.unflatten(-1, (-1, self.rank))[..., 1:, :]  # [B, W, M, r]
         mixed = inputs[..., row, :] + torch.einsum(
             "rm,...mr->...r", self.mix_l[:, row, : row + 1], inputs[..., : row + 1, :]
         )
         inner = F.silu(self.mlp_gate(mixed)) * self.mlp_up(mixed)
-        return _added(logits, mixed + self.mlp_down(inner), self.readout), state
+        return _added(at.logits, mixed + self.mlp_down(inner), self.readout), state
 
     def _read(self, row: int, hidden: Tensor, tokens: Tensor, state: Tensor) -> Tensor:
         """States with the input of one more row."""

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from specdec.arguments import check_number
 from specdec.drafters.head.drafter import HeadDrafter, HeadState
 from specdec.drafters.head.window import WindowPlan
+from specdec.drafters.mask_token.correction import DraftRow
 from specdec.drafters.mask_token.head import MaskTokenHead
 from specdec.drafters.mask_token.window import MaskWindow, WindowSpec, expand_window
 from specdec.drafters.proposal import Kind
@@ -257,8 +258,9 @@ class _Paths:
         state = self._state
         if above is not None:
             state = state.gather(1, above[..., None].expand(-1, -1, state.shape[2]))
-        rows = logits, self.hidden[:, index : index + 1]
-        logits, self._state = self._correction(index, *rows, tokens, state, self._embed)
+        hidden = self.hidden[:, index : index + 1]
+        at = DraftRow(index, logits, hidden, tokens, state, self._embed)
+        logits, self._state = self._correction(at)
         return logits
 
     def expand(self, nodes: TreePass) -> Tensor:

@@ -34,7 +34,7 @@ class WindowSpec(NamedTuple):
 
     Args:
         shift: 1: committed rows are the N new tokens, each one position before its own (where its
-            feature is from). 0: they are the anchor and the new tokens, each at its own position.
+            feature is from). 0: they are the root and the new tokens, each at its own position.
         num_later: M.
         opens_with_last: the first of the M rows is the last committed token; the others are masks.
         first_row: which of the M rows predicts the first draft token, the next ones the next; -1
@@ -80,8 +80,8 @@ def expand_window(tokens: Tensor, start: Tensor, num_new: Tensor, spec: WindowSp
     nothing.
 
     Args:
-        tokens: `[B, N + 1]` int64, the anchor and the new tokens; anything beyond a row's own.
-        start: `[B]` int64, position of the anchor.
+        tokens: `[B, N + 1]` int64, the root and the new tokens; anything beyond a row's own.
+        start: `[B]` int64, position of the root.
         num_new: `[B]` int64 in -1..N.
         spec: what the window is made of.
 

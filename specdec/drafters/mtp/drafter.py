@@ -53,7 +53,7 @@ class MTPDrafter(HeadDrafter):
     A step costs max(K, D) passes. Each of the first D passes runs one depth over a window of K + 1
     rows, which holds the newly committed tokens and, before them, as many remembered ones as there
     is room for: it re-computes what that depth had computed from draft tokens, so every key and
-    value below a text's anchor depends on committed tokens alone (`drafters/mtp/window.py`
+    value below a text's root depends on committed tokens alone (`drafters/mtp/window.py`
     proves that the window suffices). Depth d predicts draft token d. If K > D, the last depth goes
     on alone, one row per pass, reading its own output; if K < D, the head's first K depths serve.
 

@@ -4,13 +4,13 @@ Legend: B rows, N new tokens of a context, H remembered rows, W window, M later 
 width, D depths, K draft tokens. A *row t* of a head is the pair (token t + 1, feature of position
 t); it sits in slot t.
 
-*What is stale.* Tokens x_0 .. x_p are committed; x_p is the anchor. Depth d (0-based) reads at
+*What is stale.* Tokens x_0 .. x_p are committed; x_p is the root. Depth d (0-based) reads at
 index i token x_{i+d+1} and the feature of position i, or the output of depth d - 1 at index i. So
 an entry depends on committed tokens only if i + d + 1 <= p. The newest d entries of depth d were
 computed from draft tokens, and are right only if those tokens are accepted.
 
 Let the next step commit c tokens: c - 1 accepted ones and one recovered or bonus token, which makes
-the anchor p' = p + c. Depth d must then compute the indices min(p, p' - d - 1) .. p' - 1, which are
+the root p' = p + c. Depth d must then compute the indices min(p, p' - d - 1) .. p' - 1, which are
 max(c, d + 1): c new ones, the others stale. This relies on the loop: all new tokens but the last
 are the draft tokens that the depths have read. Tokens of a prompt are not, and its windows are
 c + D - 1 wide.
@@ -35,7 +35,7 @@ p' + 1, ..., which the next window overwrites, since c <= W. A drafter made for 
 K depths only; a single call for fewer tokens has W = max(K + 1, D) and runs all D, so that none has
 a hole. After a prompt the newest d entries of depth d were computed from an unknown token; the
 first step has c = 1 and computes max(1, d + 1) indices. `num_new` of 0 or -1: c = 0, so the
-remembered rows stay, and all slots are padding, since with -1 the anchor is another text's padding.
+remembered rows stay, and all slots are padding, since with -1 the root is another text's padding.
 
 Reference: Gloeckle et al., arXiv:2404.19737; DeepSeek-AI, arXiv:2412.19437, section 2.2. The
 problem and a first fix: vllm-project/vllm#33561.
@@ -50,7 +50,7 @@ from specdec.types import Context
 
 
 class PastRows(NamedTuple):
-    """The last H rows of each text that end at its anchor, the newest last.
+    """The last H rows of each text that end at its root, the newest last.
 
     Args:
         tokens: `[B, H]` int64.
@@ -94,7 +94,7 @@ def shift_window(
     Args:
         context: N new tokens per row and the features beside them. Columns at or beyond `num_new`
             are not read; a text with `num_new` of 0 or less keeps its remembered rows.
-        past: H rows that end at the context's anchor. Rows before a text's start are not read.
+        past: H rows that end at the context's root. Rows before a text's start are not read.
         width: W, at least H, so that the window holds what the next call has to remember.
         padding_slot: the slot of tokens to forget.
         num_later: M.

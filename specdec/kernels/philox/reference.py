@@ -60,7 +60,7 @@ def step_uniforms(key: Tensor, position: Tensor, num_streams: int, width: int) -
 
     Args:
         key: `[B, 2]` int64, the two 32-bit words of each row's seed.
-        position: `[B]` int64, of the step's anchor.
+        position: `[B]` int64, of the step's root.
         num_streams: streams of independent numbers.
         width: numbers per stream.
 

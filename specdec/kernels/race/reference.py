@@ -8,11 +8,13 @@ from einops import rearrange
 from torch import Tensor
 
 from specdec.kernels.philox.reference import philox, to_uniforms
-from specdec.kernels.truncate.reference import warp_probs
-from specdec.kernels.types import WarpParams, suits_kernels
+from specdec.kernels.truncate.reference import filtered_probs
+from specdec.kernels.types import FilterParams, suits_kernels
 
 
-def race(logits: Tensor, params: WarpParams, key: Tensor, position: Tensor, stream: int) -> Tensor:
+def race(
+    logits: Tensor, params: FilterParams, key: Tensor, position: Tensor, stream: int
+) -> Tensor:
     """Draws tokens `[B, N]` from logits by an exponential race.
 
     Args:
@@ -24,7 +26,7 @@ def race(logits: Tensor, params: WarpParams, key: Tensor, position: Tensor, stre
         from specdec.kernels.race import triton
 
         return triton.race(logits, params, key, position, stream)
-    return race_weights(warp_probs(logits, params), key, position, stream)
+    return race_weights(filtered_probs(logits, params), key, position, stream)
 
 
 def race_weights(weights: Tensor, key: Tensor, position: Tensor, stream: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdec.kernels.philox.triton import token_uniforms
 from specdec.kernels.triton_common import INFINITY, read_logits, read_rate, rows_of
-from specdec.kernels.types import WarpParams
+from specdec.kernels.types import FilterParams
 
 BLOCK, NUM_WARPS = 1024, 4
 
@@ -29,7 +29,7 @@ class Heats(NamedTuple):
 
 def race(
     logits: Tensor,
-    params: WarpParams,
+    params: FilterParams,
     key: Tensor,
     position: Tensor,
     stream: int,

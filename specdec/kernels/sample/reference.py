@@ -6,8 +6,8 @@ Legend: B rows, N window indices, V vocabulary, or weights of a row.
 import torch
 from torch import Tensor
 
-from specdec.kernels.truncate.reference import warp_probs
-from specdec.kernels.types import WarpParams, suits_kernels
+from specdec.kernels.truncate.reference import filtered_probs
+from specdec.kernels.types import FilterParams, suits_kernels
 
 WIDE_SAMPLE = 16384
 """From this many weights on `draw` sums blocks of BLOCK first: a float64 cumulative sum of a wide
@@ -16,7 +16,7 @@ BLOCK = 512
 
 
 def sample(
-    logits: Tensor, params: WarpParams, uniforms: Tensor, out: Tensor | None = None
+    logits: Tensor, params: FilterParams, uniforms: Tensor, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Draws tokens, and returns the probabilities that they were drawn from.
 
@@ -36,17 +36,17 @@ def sample(
         if out is None:
             out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
         return triton.sample(logits, params, uniforms, out), out
-    probs = warp_probs(logits, params, out)
+    probs = filtered_probs(logits, params, out)
     return draw(probs, uniforms), probs
 
 
-def sample_tokens(logits: Tensor, params: WarpParams, uniforms: Tensor) -> Tensor:
+def sample_tokens(logits: Tensor, params: FilterParams, uniforms: Tensor) -> Tensor:
     """The tokens of `sample`; on a GPU no probabilities are written."""
     if logits.is_cuda and suits_kernels(logits):
         from specdec.kernels.sample import triton
 
         return triton.sample(logits, params, uniforms, None)
-    return draw(warp_probs(logits, params), uniforms)
+    return draw(filtered_probs(logits, params), uniforms)
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:

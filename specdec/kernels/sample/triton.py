@@ -21,14 +21,14 @@ from specdec.kernels.triton_common import (
     softmax_partials,
     table_of,
 )
-from specdec.kernels.types import WarpParams
+from specdec.kernels.types import FilterParams
 
 BLOCK, NUM_WARPS = 4096, 4
 
 
 def sample(
     logits: Tensor,
-    params: WarpParams,
+    params: FilterParams,
     uniforms: Tensor,
     probs: Tensor | None,
     *,

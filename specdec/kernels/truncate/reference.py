@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.truncate import cpu
-from specdec.kernels.types import Cutoff, Truncation, WarpParams, suits_kernels
+from specdec.kernels.types import Cutoff, FilterParams, Truncation, suits_kernels
 
 WIDE_TRUNCATE = 8192
 """From this many logits per row on a CPU is faster row by row, with the operations of `cpu.py`."""
 
 
-def warp_probs(logits: Tensor, params: WarpParams, out: Tensor | None = None) -> Tensor:
+def filtered_probs(logits: Tensor, params: FilterParams, out: Tensor | None = None) -> Tensor:
     """Probabilities of the shape of `logits`, float32 (float64 for float64 logits); written to
     `out` if it is given.
     """
@@ -34,12 +34,12 @@ def warp_probs(logits: Tensor, params: WarpParams, out: Tensor | None = None) ->
         if params.is_greedy is None:
             return probs
         return probs.copy_(one_hot_greedy_rows(probs, logits, params.is_greedy))
-    kept = warp_logits(logits, params)
+    kept = filtered_logits(logits, params)
     probs = one_hot_greedy_rows(kept.softmax(dim=-1), logits, params.is_greedy)
     return probs if out is None else out.copy_(probs)
 
 
-def warp_logits(logits: Tensor, params: WarpParams) -> Tensor:
+def filtered_logits(logits: Tensor, params: FilterParams) -> Tensor:
     """Logits in at least float32 over the rows' temperatures, -inf below their cutoffs; greedy rows
     are as all others.
     """

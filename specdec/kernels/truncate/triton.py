@@ -33,7 +33,7 @@ from specdec.kernels.triton_common import (
     softmax_partials,
     to_key,
 )
-from specdec.kernels.types import Cutoff, Truncation, WarpParams
+from specdec.kernels.types import Cutoff, FilterParams, Truncation
 
 BLOCK, NUM_WARPS = 4096, 8
 SAMPLES, SAMPLE_WARPS = 2048, 8
@@ -95,7 +95,7 @@ def find_cutoff(
     if not at.numel():
         return cutoff
     window = logits[:, None] if logits.dim() == 2 else logits
-    shape, rows = window.shape[:2], rows_of(window, WarpParams(temperature))
+    shape, rows = window.shape[:2], rows_of(window, FilterParams(temperature))
     limits = Truncation(*(None if t is None else t.contiguous() for t in truncation[:3]))
     t = TruncateTables(rows, limits, _new_candidates(rows, capacity or triton.cdiv(rows.vocab, 4)))
     with torch.cuda.device_of(logits):

@@ -1,18 +1,19 @@
-"""The rules of verify on paths that were drawn independently of each other (`Draft.num_paths`).
-Derivations are in README.md.
+"""The rules of verify on paths that were drawn independently of each other, and what such a draft
+is. Derivations are in README.md.
 
 Legend: B rows, P paths, D depth, N rows of the window (1 + P D), V vocabulary.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.arguments import check_integer
 from specdec.kernels.sample.reference import draw
 from specdec.kernels.types import VerifyUniforms
-from specdec.kernels.verify.reference import block_rule, find_draft_faults, take_rows
+from specdec.kernels.verify.reference import block_rule, take_rows
 from specdec.kernels.verify.tree import Path, verdict_of
 from specdec.types import Draft, Verdict
 
@@ -20,9 +21,26 @@ _HALVINGS = 30
 """Of the interval in which the divisor of `k_sequential` lies: to 1e-9 of its width."""
 
 
-def verify_greedy_path(
-    draft: Draft, target_probs: Tensor, largest_logits: Tensor, uniforms: VerifyUniforms
-) -> Verdict:
+@dataclass(frozen=True, eq=False)
+class PathDraft(Draft):
+    """P paths from the root, each drawn independently of the others, so that two may agree: node
+    i follows node i - P, and the first P the root. Rules for such paths must be told, since
+    `probs` cannot show it.
+
+    Args:
+        num_paths: P.
+        tokens, ...: see `Draft`.
+    """
+
+    num_paths: int = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        width = self.tokens.shape[1]
+        check_integer("draft.num_paths", self.num_paths, min(width, 1), width)
+
+
+def verify_greedy_path(draft: PathDraft, target_probs: Tensor, uniforms: VerifyUniforms) -> Verdict:
     """Block verification of the best one of several paths (GBV): that whose first token has the
     largest target / draft; of equal ones, that whose second token has; and so on.
 
@@ -30,9 +48,8 @@ def verify_greedy_path(
     draft's own in `block_rule`. A depth that not all paths reach is left out, but the first.
 
     Args:
-        draft: independent paths with probabilities.
+        draft: with probabilities.
         target_probs: `[B, N, V]`.
-        largest_logits: `[B, N]`, see `find_faults`.
         uniforms: to accept and to resample.
 
     Reference: Thomas, Pal, arXiv:2602.16961.
@@ -67,7 +84,7 @@ def verify_greedy_path(
     probs = best_of(count, draft.num_paths, chain.tokens, chain.probs, target[:, :-1])
     tokens, length = block_rule(replace(chain, probs=probs), target, draws)
     path, extra = Path(length, F.pad(nodes + 1, (1, 0))), tokens.gather(1, length[:, None])[:, 0]
-    return verdict_of(draft, path, extra, largest_logits, find_draft_faults(draft))
+    return verdict_of(draft, path, extra)
 
 
 def _first_of_prefix(tokens: Tensor) -> Tensor:
@@ -122,7 +139,7 @@ def best_of(count: Tensor, most: int, tokens: Tensor, probs: Tensor, target: Ten
 
 
 def verify_sequential_paths(
-    draft: Draft, target_probs: Tensor, largest_logits: Tensor, uniforms: VerifyUniforms
+    draft: PathDraft, target_probs: Tensor, uniforms: VerifyUniforms
 ) -> Verdict:
     """Tries path after path until one is accepted in part: whether by SpecTr's k-sequential
     selection, and how far by the block rule.
@@ -148,7 +165,7 @@ def verify_sequential_paths(
     rest = torch.where(rest.sum(dim=-1, keepdim=True) > 0, rest, target_probs[:, 0])
     extra = torch.where(length > 0, extra, draw(rest, uniforms.resample))
     path = Path(length, F.pad(nodes[first[:, 0]] + 1, (1, 0)))
-    return verdict_of(draft, path, extra, largest_logits, find_draft_faults(draft))
+    return verdict_of(draft, path, extra)
 
 
 def k_sequential(count: Tensor, target: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,7 +201,7 @@ def k_sequential(count: Tensor, target: Tensor, probs: Tensor) -> tuple[Tensor, 
     return high, (target - scaled * tries[:, None].to(target.dtype)).clamp_(min=0)
 
 
-def _nodes_of_paths(draft: Draft) -> tuple[Tensor, Tensor]:
+def _nodes_of_paths(draft: PathDraft) -> tuple[Tensor, Tensor]:
     """`[P, D]` the nodes of each path, and `[B, P]` how many a row has of them; the last paths of a
     row may be shorter by a token.
     """
@@ -195,7 +212,11 @@ def _nodes_of_paths(draft: Draft) -> tuple[Tensor, Tensor]:
 
 
 def _chains(
-    draft: Draft, target_probs: Tensor, uniforms: VerifyUniforms, nodes: Tensor, num_valid: Tensor
+    draft: PathDraft,
+    target_probs: Tensor,
+    uniforms: VerifyUniforms,
+    nodes: Tensor,
+    num_valid: Tensor,
 ) -> tuple[Draft, Tensor, VerifyUniforms]:
     """Paths as a batch of chains, with `[B n]` tokens each, for `block_rule`; nodes `[B, n, D]`."""
     window = F.pad(nodes + 1, (1, 0)).flatten(1)

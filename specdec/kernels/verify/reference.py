@@ -1,5 +1,5 @@
-"""The three rules that accept a prefix of a chain and draw one more token, in plain PyTorch, and
-what may be wrong with the inputs. `verdict` chooses between these and those of trees.
+"""The three rules that accept a prefix of a chain and draw one more token, in plain PyTorch.
+`verdict` chooses between these and those of trees.
 
 Legend: B rows, K draft tokens, V vocabulary.
 """
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.sample.reference import draw
-from specdec.kernels.types import SUM_TOLERANCE, VerifyUniforms
-from specdec.types import PAD_TOKEN, Draft, Fault
+from specdec.kernels.types import VerifyUniforms
+from specdec.types import PAD_TOKEN, Draft
 
 
 def token_rule(
@@ -111,41 +111,6 @@ def append_token(draft_tokens: Tensor, num_accepted: Tensor, extra: Tensor) -> T
     tokens = torch.where(index < num_accepted[:, None], draft_tokens, PAD_TOKEN)
     tokens = torch.nn.functional.pad(tokens, (0, 1), value=PAD_TOKEN)
     return tokens.scatter(1, num_accepted[:, None], extra[:, None])
-
-
-def find_faults(draft: Draft, largest_logits: Tensor, num_accepted: Tensor) -> Tensor:
-    """What is wrong with the inputs of a verdict.
-
-    Args:
-        draft: what was verified.
-        largest_logits: `[B, K + 1]` of the target, NaN where a logit of the row is NaN.
-        num_accepted: `[B]`; target rows after it do not matter.
-
-    Returns:
-        `[B]` int64, a sum of `Fault` values; 0 is none.
-    """
-    return find_target_faults(largest_logits, num_accepted) + find_draft_faults(draft)
-
-
-def find_target_faults(largest_logits: Tensor, num_accepted: Tensor) -> Tensor:
-    """As `find_faults`, of the target's logits only."""
-    # x - x is 0 where x is finite and NaN elsewhere, and a sum with a NaN in it is NaN.
-    sums = (largest_logits - largest_logits).cumsum(dim=1)
-    return (sums.gather(1, num_accepted[:, None])[:, 0] != 0) * int(Fault.TARGET_LOGITS)
-
-
-def find_draft_faults(draft: Draft) -> Tensor | int:
-    """As `find_faults`, of the draft only; 0 for a draft without probabilities."""
-    if draft.probs is None:
-        return 0
-    is_off = ~((draft.probs.sum(dim=-1) - 1).abs() <= SUM_TOLERANCE)  # NaN is off
-    is_off = is_off | (draft.probs.amin(dim=-1) < 0)  # [B, K]
-    is_impossible = ~(draft.token_probs > 0)
-    if draft.num_valid is not None:
-        is_valid = draft.is_valid
-        is_off, is_impossible = is_off & is_valid, is_impossible & is_valid
-    faults = is_off.any(dim=1) * int(Fault.DRAFT_PROBS)
-    return faults + is_impossible.any(dim=1) * int(Fault.DRAFT_TOKEN)
 
 
 def _resampled(

@@ -1,6 +1,6 @@
 """The rules of verify on trees: which nodes are accepted, and the token after them.
 
-A tree's nodes are candidates; the accepted ones are a path from the anchor. A node may only be
+A tree's nodes are candidates; the accepted ones are a path from the root. A node may only be
 accepted where its parent is, and of siblings the first that can be wins, so every rule comes down
 to a table: which nodes it would take (`path_of`).
 
@@ -17,18 +17,12 @@ from torch import Tensor
 
 from specdec.kernels.sample.reference import draw
 from specdec.kernels.types import VerifyUniforms
-from specdec.kernels.verify.reference import (
-    append_token,
-    find_draft_faults,
-    find_target_faults,
-    flat_rows,
-    take_rows,
-)
+from specdec.kernels.verify.reference import append_token, flat_rows, take_rows
 from specdec.types import Draft, Verdict
 
 
 class Path(NamedTuple):
-    """An accepted path: its length `[B]`, and the rows of the window `[B, D + 1]` on it, the anchor
+    """An accepted path: its length `[B]`, and the rows of the window `[B, D + 1]` on it, the root
     first; 0 after its end.
     """
 
@@ -42,7 +36,7 @@ class Path(NamedTuple):
 
 
 def path_of(draft: Draft, is_taken: Tensor) -> Path:
-    """The path that one reaches from the anchor by going to the first child that is taken.
+    """The path that one reaches from the root by going to the first child that is taken.
 
     Args:
         draft: a tree.
@@ -79,32 +73,21 @@ def path_along(draft: Draft, is_on_path: Tensor) -> Path:
     return Path(is_on_path.sum(dim=1), rows.scatter_(1, index, nodes)[:, : depth + 1])
 
 
-def verdict_of(
-    draft: Draft, path: Path, extra: Tensor, largest_logits: Tensor, draft_faults: Tensor | int = 0
-) -> Verdict:
+def verdict_of(draft: Draft, path: Path, extra: Tensor) -> Verdict:
     """The verdict of a path.
 
     Args:
         draft: a tree, or a chain.
         path: that was accepted.
         extra: `[B]`, the token after it.
-        largest_logits: `[B, N]`, see `find_faults`.
-        draft_faults: of `find_draft_faults`, for a rule that reads probabilities.
     """
     tokens = draft.tokens.gather(1, (path.rows[:, 1:] - 1).clamp(min=0))
     tokens = append_token(tokens, path.num_accepted, extra)
-    faults = find_target_faults(largest_logits.gather(1, path.rows), path.num_accepted)
-    faults = faults + draft_faults
-    return Verdict(tokens, path.num_accepted, draft.num_valid, faults, path.rows)
+    return Verdict(tokens, path.num_accepted, draft.num_valid, path.rows)
 
 
 def verify_tree(
-    draft: Draft,
-    target_probs: Tensor,
-    largest_logits: Tensor,
-    uniforms: VerifyUniforms,
-    *,
-    by_block: bool,
+    draft: Draft, target_probs: Tensor, uniforms: VerifyUniforms, *, by_block: bool
 ) -> Verdict:
     """Accepts a path of a tree by `traversal`, or else by `recursive_rejection`, and draws one more
     token from what the rejected children of its end leave of the target's distribution.
@@ -112,7 +95,6 @@ def verify_tree(
     Args:
         draft: a tree.
         target_probs: `[B, N, V]`, overwritten.
-        largest_logits: `[B, N]`, see `find_faults`.
         uniforms: to accept and to resample.
         by_block: which rule. For point masses both are one.
     """
@@ -122,11 +104,10 @@ def verify_tree(
         rule = traversal if by_block else recursive_rejection
         is_taken, residual = rule(draft, target_probs, uniforms.accept)
     path = path_of(draft, is_taken)
-    extra, faults = draw(residual(path.end), uniforms.resample), find_draft_faults(draft)
-    return verdict_of(draft, path, extra, largest_logits, faults)
+    return verdict_of(draft, path, draw(residual(path.end), uniforms.resample))
 
 
-def verify_tree_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -> Verdict:
+def verify_tree_points(draft: Draft, target_tokens: Tensor) -> Verdict:
     """Accepts the nodes that equal the target's own token after their parent; the extra token is
     the target's.
 
@@ -137,11 +118,9 @@ def verify_tree_points(draft: Draft, target_tokens: Tensor, largest_logits: Tens
     Args:
         draft: a tree.
         target_tokens: `[B, N]`, after each row of the window.
-        largest_logits: `[B, N]`, see `find_faults`.
     """
     path = path_of(draft, draft.tokens == target_tokens.gather(1, draft.window_parents))
-    extra = target_tokens.gather(1, path.end)[:, 0]
-    return verdict_of(draft, path, extra, largest_logits)
+    return verdict_of(draft, path, target_tokens.gather(1, path.end)[:, 0])
 
 
 def _points(draft: Draft, target_probs: Tensor, accept: Tensor):
@@ -193,7 +172,7 @@ def recursive_rejection(draft: Draft, target_probs: Tensor, accept: Tensor):
 
 
 def traversal(draft: Draft, target_probs: Tensor, accept: Tensor):
-    """Speculative sampling of whole paths, from the leaves to the anchor: what the block rule is to
+    """Speculative sampling of whole paths, from the leaves to the root: what the block rule is to
     chains.
 
     A node carries the probability P that its path is accepted when its turn comes: for a child with

@@ -31,15 +31,11 @@ from specdec.kernels.triton_common import (
     softmax_partials,
     table_of,
 )
-from specdec.kernels.types import SUM_TOLERANCE, VerifyUniforms, WarpParams
-from specdec.types import PAD_TOKEN, Draft, Fault, Verdict
+from specdec.kernels.types import FilterParams, VerifyUniforms
+from specdec.types import PAD_TOKEN, Draft, Verdict
 
 BLOCK, NUM_WARPS = 4096, 4
-DRAFT_TOKEN = tl.constexpr(int(Fault.DRAFT_TOKEN))
 PAD = tl.constexpr(PAD_TOKEN)
-TOLERANCE = tl.constexpr(SUM_TOLERANCE)
-TARGET_LOGITS = tl.constexpr(int(Fault.TARGET_LOGITS))
-DRAFT_PROBS = tl.constexpr(int(Fault.DRAFT_PROBS))
 
 
 class Inputs(NamedTuple):
@@ -64,10 +60,9 @@ class TargetTables(NamedTuple):
 
 
 class Residuals(NamedTuple):
-    """Sums over the chunks of residuals, `[B, S, C]` float32 each."""
+    """Sums over the chunks of residuals."""
 
-    residual: Tensor  # of max(0, P_i * target - draft)
-    draft: Tensor  # of the draft probabilities, NaN where one is negative
+    sums: Tensor  # [B, S, C] float32, of max(0, P_i * target - draft)
     num_residuals: int  # S
 
 
@@ -76,7 +71,6 @@ class OutputTables(NamedTuple):
 
     tokens: Tensor  # [B, K + 1]
     num_accepted: Tensor  # [B]
-    faults: Tensor  # [B]
 
 
 class VerifyTables(NamedTuple):
@@ -93,7 +87,7 @@ class VerifyTables(NamedTuple):
 def verify(
     draft: Draft,
     logits: Tensor,
-    params: WarpParams,
+    params: FilterParams,
     uniforms: VerifyUniforms,
     *,
     by_block: bool,
@@ -103,7 +97,7 @@ def verify(
     """As the definition; a program has `num_warps` warps and `block` tokens, a power of two."""
     (count, width), device = draft.tokens.shape, logits.device
     tokens = torch.empty(count, width + 1, dtype=torch.long, device=device)
-    outcome = OutputTables(tokens, torch.empty_like(tokens[:, 0]), torch.empty_like(tokens[:, 0]))
+    outcome = OutputTables(tokens, torch.empty_like(tokens[:, 0]))
     if count:
         inputs = Inputs(
             draft.tokens.contiguous(),
@@ -115,7 +109,7 @@ def verify(
         by_block = by_block and draft.probs is not None and width > 0  # else the rules are the same
         with torch.cuda.device_of(logits):
             _launch(rows_of(logits, params), inputs, outcome, by_block, block, num_warps)
-    return Verdict(*outcome[:2], draft.num_valid, outcome.faults)
+    return Verdict(*outcome, draft.num_valid)
 
 
 def _launch(rows, inputs, outcome, by_block: bool, block: int, num_warps: int) -> None:
@@ -128,7 +122,7 @@ def _launch(rows, inputs, outcome, by_block: bool, block: int, num_warps: int) -
     target = TargetTables(row_max, torch.empty_like(row_max), one_hot, path)
     num_residuals, num_chunks = width if by_block else 1, partials.num_chunks
     sums = torch.empty(count, num_residuals, num_chunks, dtype=torch.float32, device=device)
-    residuals = Residuals(sums, torch.empty_like(sums), num_residuals)
+    residuals = Residuals(sums, num_residuals)
     tables = VerifyTables(rows, inputs, partials, target, residuals, outcome)
     sizes = {"by_block": by_block, "width": width, **NO_FUSION}
     padded_chunks = triton.next_power_of_2(num_chunks)
@@ -170,9 +164,7 @@ def _accept_kernel(
     padded_indices: tl.constexpr,
     padded_chunks: tl.constexpr,
 ):
-    """One program per row. Fills `t.target`; by the token rule the number of accepted tokens, too;
-    and whether a draft token is impossible under its own probabilities, in the faults.
-    """
+    """One program per row. Fills `t.target`; by the token rule the number accepted, too."""
     row, index = tl.program_id(0), tl.arange(0, padded_indices)
     num_valid = _read_num_valid(t.inputs, row, width)
     distribution = merge_partials(t.rows, t.partials, row, index, num_valid, padded_chunks)
@@ -190,8 +182,6 @@ def _accept_kernel(
         u = tl.load(row_start(t.inputs.accept, row, index), is_drafted, 0.0)
         first_rejected = tl.min(tl.where(is_drafted & (u * q < p), padded_indices, index), axis=0)
         tl.store(t.outcome.num_accepted + row, first_rejected.to(tl.int64))
-    is_impossible = is_drafted & ((q > 0) == 0)  # a q that is NaN is not above 0
-    tl.store(t.outcome.faults + row, tl.max(is_impossible.to(tl.int64), axis=0) * DRAFT_TOKEN)
     row_max, row_sum, one_hot = distribution
     entry, is_index = row * (width + 1) + index, index <= width
     tl.store(t.target.row_max + entry, row_max, is_index)
@@ -210,8 +200,8 @@ def _read_target(t, row, index, width: tl.constexpr):
 
 @triton.jit
 def _read_residual(t, row, index, distribution, is_short, ids, width: tl.constexpr):
-    """Weights of tokens `ids` that the extra token is drawn from, and their draft probabilities.
-    Where nothing was rejected (`is_short` is false) the draft counts as 0 and P_i as 1.
+    """Weights of tokens `ids` that the extra token is drawn from. Where nothing was rejected
+    (`is_short` is false) the draft counts as 0 and P_i as 1.
     """
     if t.inputs.probs is None:
         point = tl.load(t.inputs.tokens + row * width + index, is_short, -1)
@@ -222,7 +212,7 @@ def _read_residual(t, row, index, distribution, is_short, ids, width: tl.constex
     factor = tl.load(t.target.path + row * (width + 1) + index).to(tl.float32)
     target = read_probs(t.rows, row, index, distribution, ids)
     residual = tl.where(is_short, factor, 1.0) * target - draft
-    return tl.maximum(residual, 0.0, propagate_nan=tl.PropagateNan.ALL), draft
+    return tl.maximum(residual, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -236,12 +226,10 @@ def _residual_kernel(t, by_block: tl.constexpr, width: tl.constexpr, block: tl.c
     is_short = index < _read_num_valid(t.inputs, row, width)
     if is_short:
         ids, distribution = chunk * block + tl.arange(0, block), _read_target(t, row, index, width)
-        residual, draft = _read_residual(t, row, index, distribution, is_short, ids, width)
-        draft = tl.where(draft < 0, float("nan"), draft)
+        residual = _read_residual(t, row, index, distribution, is_short, ids, width)
         into = tl.cast(row, tl.int64) * t.residuals.num_residuals + residual_id
         into = into * t.partials.num_chunks + chunk
-        tl.store(t.residuals.residual + into, tl.sum(residual, axis=0))
-        tl.store(t.residuals.draft + into, tl.sum(draft, axis=0))
+        tl.store(t.residuals.sums + into, tl.sum(residual, axis=0))
 
 
 @triton.jit
@@ -276,7 +264,7 @@ def _draw_extra(
     chunk, before = find_past(sums, threshold, padded_chunks)
     first = tl.minimum(chunk, t.partials.num_chunks - 1) * block  # past the end where all is NaN
     ids = first + tl.arange(0, block)
-    weights, _ = _read_residual(t, row, count, distribution, is_short, ids, width)
+    weights = _read_residual(t, row, count, distribution, is_short, ids, width)
     token = first + find_past_in_chunk(weights, threshold - before, block)
     return tl.minimum(token, t.rows.vocab - 1)
 
@@ -303,19 +291,13 @@ def _finalize_kernel(
     at = tl.cast(row, tl.int64) * t.residuals.num_residuals + residual_id
     at = at[:, None] * t.partials.num_chunks + chunk[None]
     is_chunk = is_read[:, None] & (chunk < t.partials.num_chunks)[None]
-    sums = tl.load(t.residuals.residual + at, is_chunk, 0.0).to(tl.float64)  # [S, C]
-    draft_sums = tl.sum(tl.load(t.residuals.draft + at, is_chunk, 0.0), axis=1)
-    is_off = is_read & ((tl.abs(draft_sums - 1) <= TOLERANCE) == 0)  # NaN is off
-    fault = tl.load(t.outcome.faults + row) | tl.max(is_off.to(tl.int64), axis=0) * DRAFT_PROBS
+    sums = tl.load(t.residuals.sums + at, is_chunk, 0.0).to(tl.float64)  # [S, C]
     if by_block:
         count = _longest_prefix(t, row, index, num_valid, tl.sum(sums, axis=1), width)
         sums = tl.where((index == count)[:, None], sums, 0.0)
     sums, is_short = tl.sum(sums, axis=0), count < num_valid
     extra = _draw_extra(t, row, count, sums, is_short, width, block, padded_chunks)
-    row_sum = tl.load(t.target.row_sum + row * (width + 1) + index, index <= count, 0.0)
-    fault |= tl.max((row_sum != row_sum).to(tl.int64), axis=0) * TARGET_LOGITS
     token = tl.load(t.inputs.tokens + row * width + index, index < count, PAD)
     token = tl.where(index == count, extra, token)
     tl.store(t.outcome.tokens + row * (width + 1) + index, token, index <= width)
     tl.store(t.outcome.num_accepted + row, count)
-    tl.store(t.outcome.faults + row, fault)

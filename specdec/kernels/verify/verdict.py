@@ -2,27 +2,24 @@
 
 A chain is a tree, and the rules of `tree` are those of `reference` there. Those of `reference`
 accept a prefix with a few operations over `[B, K]`, where trees need tables `[B, K, K]` and one
-pass after another. A verdict also has what is wrong with the inputs.
+pass after another.
 
 Legend: B rows, K draft tokens (nodes of a tree), N = K + 1 rows of the window, V vocabulary.
 """
 
 from torch import Tensor
 
-from specdec.kernels.truncate.reference import warp_probs
-from specdec.kernels.types import VerifyUniforms, WarpParams, suits_kernels
+from specdec.kernels.truncate.reference import filtered_probs
+from specdec.kernels.types import FilterParams, VerifyUniforms, suits_kernels
 from specdec.kernels.verify import reference as chain
 from specdec.kernels.verify import tree
 from specdec.types import Draft, Verdict
 
 
 def verify(
-    draft: Draft, logits: Tensor, params: WarpParams, uniforms: VerifyUniforms, *, by_block: bool
+    draft: Draft, logits: Tensor, params: FilterParams, uniforms: VerifyUniforms, *, by_block: bool
 ) -> Verdict:
     """As `verify_probs`, from logits.
-
-    On a GPU the token rule judges `Fault.DRAFT_PROBS` of a chain at each row's rejected token only:
-    it reads no other row of draft probabilities in full.
 
     Args:
         draft: K tokens per row.
@@ -34,17 +31,11 @@ def verify(
         from specdec.kernels.verify import triton
 
         return triton.verify(draft, logits, params, uniforms, by_block=by_block)
-    probs, largest = warp_probs(logits, params), logits.amax(dim=-1)
-    return verify_probs(draft, probs, largest, uniforms, by_block=by_block)
+    return verify_probs(draft, filtered_probs(logits, params), uniforms, by_block=by_block)
 
 
 def verify_probs(
-    draft: Draft,
-    target_probs: Tensor,
-    largest_logits: Tensor,
-    uniforms: VerifyUniforms,
-    *,
-    by_block: bool,
+    draft: Draft, target_probs: Tensor, uniforms: VerifyUniforms, *, by_block: bool
 ) -> Verdict:
     """Accepts a path of a draft, a chain's is a prefix, and draws one more token: by `block_rule`,
     of a tree `traversal`, or else by `token_rule`, of a tree `recursive_rejection`.
@@ -52,29 +43,23 @@ def verify_probs(
     Args:
         draft: K tokens per row.
         target_probs: `[B, N, V]`, overwritten.
-        largest_logits: `[B, N]`, see `find_faults`.
         uniforms: to accept and to resample.
         by_block: which rule. For drafts without probabilities or tokens both are the same.
     """
     if not draft.is_chain:
-        return tree.verify_tree(draft, target_probs, largest_logits, uniforms, by_block=by_block)
+        return tree.verify_tree(draft, target_probs, uniforms, by_block=by_block)
     has_blocks = draft.probs is not None and draft.tokens.shape[1] > 0
     rule = chain.block_rule if by_block and has_blocks else chain.token_rule
-    tokens, num_accepted = rule(draft, target_probs, uniforms)
-    faults = chain.find_faults(draft, largest_logits, num_accepted)
-    return Verdict(tokens, num_accepted, draft.num_valid, faults)
+    return Verdict(*rule(draft, target_probs, uniforms), draft.num_valid)
 
 
-def verify_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -> Verdict:
-    """Accepts what equals the target's own tokens, with what is wrong with the target's logits.
+def verify_points(draft: Draft, target_tokens: Tensor) -> Verdict:
+    """Accepts what equals the target's own tokens.
 
     Args:
-        draft: K tokens per row; probabilities are not used, so they cannot be wrong.
+        draft: K tokens per row; probabilities are not used.
         target_tokens: `[B, N]`, after each row of the window.
-        largest_logits: `[B, N]`, the largest logits of the rows that the tokens come from.
     """
     if not draft.is_chain:
-        return tree.verify_tree_points(draft, target_tokens, largest_logits)
-    tokens, num_accepted = chain.point_rule(draft, target_tokens)
-    faults = chain.find_target_faults(largest_logits, num_accepted)
-    return Verdict(tokens, num_accepted, draft.num_valid, faults)
+        return tree.verify_tree_points(draft, target_tokens)
+    return Verdict(*chain.point_rule(draft, target_tokens), draft.num_valid)

@@ -1,0 +1,1 @@
+"""What changes a private view of a model: of the user's own, and specdec's."""

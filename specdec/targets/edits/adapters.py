@@ -1,0 +1,112 @@
+"""An adapter for each row: the plain LoRA layers of PEFT, in which every row of a batch gets the
+product of its own adapter.
+
+PEFT sorts the rows of a batch by the names of their adapters, in Python. Here adapters are numbered
+and a tensor holds the number of each row, so that steps can be captured. 0 is the base model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from specdec.arguments import shown
+from specdec.targets.edits.edit import Running
+from specdec.targets.view import wrap_forward
+
+_INSTEAD = "generate with one adapter at a time (model.set_adapter, then generator.refresh())"
+
+
+def adapter_indices(model: nn.Module, names: Sequence[str]) -> list[int]:
+    """The numbers of adapters, from PEFT's names; Raises as `Target.adapter_indices`."""
+    is_list = isinstance(names, Sequence) and not isinstance(names, str)
+    if not is_list or not all(isinstance(name, str) for name in names):
+        raise TypeError(
+            "row_inputs['adapter'] must be a sequence of names of adapters, one for each row or "
+            f"prompt, got {shown(names)}"
+        )
+    layers = _layers_of_peft(model)
+    if not layers:
+        raise ValueError(
+            f"row_inputs['adapter'] names adapters, and {type(model).__name__} has no layers of "
+            "PEFT's; load them first (PeftModel.from_pretrained(model, path)) and make the "
+            "generator with that model, or leave row_inputs['adapter'] out"
+        )
+    for path, layer in layers.items():
+        if fault := _fault(layer):
+            raise ValueError(
+                "row_inputs['adapter'] needs plain LoRA layers, active and not merged, and "
+                f"{path} is {fault}; {_INSTEAD}"
+            )
+    known = _names(layers.values())
+    if missing := sorted(set(names) - set(known)):
+        known = ", ".join(map(repr, known))
+        raise ValueError(f"row_inputs['adapter'] names {missing[0]!r}, and the model has {known}")
+    return [known.index(name) for name in names]
+
+
+def _layers_of_peft(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules whose class is PEFT's own, by name. What is in plain LoRA layers is torch's."""
+    modules = model.named_modules()
+    return {path: m for path, m in modules if type(m).__module__.startswith("peft.")}
+
+
+def _fault(layer: nn.Module) -> str | None:
+    """Why the rows of a layer cannot have adapters of their own; `None` if they can."""
+    kind = type(layer)
+    if f"{kind.__module__}.{kind.__qualname__}" != "peft.tuners.lora.layer.Linear":
+        return f"a {kind.__name__}"
+    for variant in getattr(layer, "lora_variant", {}).values():
+        return f"a {type(variant).__name__}"
+    if any(up.bias is not None for up in layer.lora_B.values()):
+        return "one with a bias (lora_bias=True)"
+    if layer.merged or layer.disable_adapters:
+        return "merged" if layer.merged else "disabled"
+    weights = [*layer.lora_A.parameters(), *layer.lora_B.parameters()]
+    return "offloaded" if any(weight.is_meta for weight in weights) else None
+
+
+def _names(layers: Iterable[nn.Module]) -> list[str]:
+    """Of all adapters, in the order of their numbers, after PEFT's name for none."""
+    return list(dict.fromkeys(["__base__", *(name for layer in layers for name in layer.lora_A)]))
+
+
+def edit_adapters(view: nn.Module) -> None:
+    """Makes the plain LoRA layers of a private view compute by the adapters of a window's rows,
+    where it has some: by `row_inputs["adapter"]`, `[B]` int64, numbers of adapters.
+    """
+    layers = {path: m for path, m in _layers_of_peft(view).items() if not _fault(m)}
+    names = _names(layers.values())
+    for path, layer in layers.items():
+        wrap_forward(layer, partial(_forward, view.running, path, layer, names))
+
+
+def _forward(running: Running, path: str, layer: nn.Module, names, forward: Callable, x, **own):
+    rows = None if running.window is None else running.window.row_inputs.get("adapter")
+    if rows is None or not layer.lora_A:
+        return forward(x, **own)
+    if x.dim() != 3 or len(x) != len(rows):
+        raise ValueError(
+            "row_inputs['adapter'] needs layers that read each row by itself, and "
+            f"{path} gets {list(x.shape)} for {len(rows)} rows; {_INSTEAD}"
+        )
+    down, up = _matrices(layer, names, rows.to(x.device))
+    out = layer.base_layer(x)
+    return out + (x.to(down.dtype) @ down.mT @ up).to(out.dtype)
+
+
+def _matrices(layer: nn.Module, names: list[str], rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Both matrices of each row's adapter, `[B, R, in]` and, scaled, `[B, R, out]`, of the largest
+    rank R: smaller ones end in zeros, and a row whose adapter is not in this layer has nothing
+    else. They are gathered in every forward, so that weights may change in place.
+    """
+    pairs = {
+        name: (down.weight, layer.lora_B[name].weight.mT * layer.scaling[name])
+        for name, down in layer.lora_A.items()
+    }
+    none = tuple(matrix[:0] for matrix in next(iter(pairs.values())))
+    downs, ups = zip(*(pairs.get(name, none) for name in names), strict=True)
+    return tuple(pad_sequence(own, batch_first=True)[rows] for own in (downs, ups))

@@ -1,0 +1,33 @@
+"""Leaving decoder layers out: what a drafter runs that is a part of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from transformers import PreTrainedModel
+
+from specdec.targets.edits.edit import Edit
+from specdec.targets.features import decoder_layers
+from specdec.targets.view import wrap_forward
+
+
+def only_layers(layers: Collection[int], *, returns_tuples: bool) -> Edit:
+    """An edit that makes the decoder layers but these, by index, hand on what they are given. They
+    stay in their places, since models look up by index which mask and which angles a layer gets;
+    they neither read nor write their part of a cache.
+
+    Args:
+        layers: those that run.
+        returns_tuples: layers of the model return their hidden states inside of a tuple.
+    """
+
+    def hand_on(_: Callable, *args, **kwargs):
+        hidden = args[0] if args else kwargs["hidden_states"]
+        return (hidden,) if returns_tuples else hidden
+
+    def leave_out(view: PreTrainedModel) -> None:
+        for index, block in enumerate(decoder_layers(view)[1]):
+            if index not in layers:
+                wrap_forward(block, hand_on)
+
+    return leave_out
