@@ -381,7 +381,7 @@ def test_an_oracle_notices_whatever_is_out_of_place(name, tampering):
 
 # Law 8.
 
-FILTERS = [{}, {"temperature": 0.25, "top_k": 5}, {"min_p": 0.3, "temperature": 1.5}]
+OF_DRAFTS = [{}, {"temperature": 0.25, "top_k": 5}, {"min_p": 0.3, "temperature": 1.5}]
 
 
 def chi_square_p_value(tokens, expected):
@@ -402,7 +402,7 @@ def chi_square_p_value(tokens, expected):
         ),
         ("p-eagle, fewer ids", {"draft_temperature": 0.3}),
         ("mtp", {"draft_temperature": 0.2}),
-        *(("model", {"logits_filter": logits_filter}) for logits_filter in FILTERS),
+        *(("model", {"logits_filter": logits_filter}) for logits_filter in OF_DRAFTS),
     ],
     ids=str,
 )
