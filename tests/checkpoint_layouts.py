@@ -249,7 +249,7 @@ def hf_assistant(**keys):
 
 
 def speculators_dflash(*, full=False, layers=None, **keys):
-    """RedHatAI's DFlash: ids as boundaries; a head of fewer ids is stored, a whole one is not."""
+    """RedHatAI's DFlash: ids of hidden states; a head of fewer ids is stored, a whole one not."""
     own = {
         **{"architectures": ["DFlashDraftModel"], "aux_hidden_state_layer_ids": [2, 5]},
         **{"block_size": 5, "mask_token_id": MASK, "sliding_window_non_causal": False},

@@ -210,13 +210,13 @@ def fitted(x: Tensor, y: Tensor, ridge: float = 1e-3) -> Tensor:
 def features_and_logits(
     model: PreTrainedModel, ids: Tensor, layers: tuple, shift: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """HF's own hidden states of a plain forward, by boundary, and its logits.
+    """HF's own hidden states of a plain forward, side by side, and its logits.
 
     Args:
         model: whose.
         ids: `[B, T]`.
-        layers: boundaries below L, or `"final"`.
-        shift: added to each boundary.
+        layers: hidden states below L, or `"final"`.
+        shift: added to each number.
     """
     output = model(input_ids=ids, output_hidden_states=True, use_cache=False)
     states = output.hidden_states

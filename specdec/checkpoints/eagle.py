@@ -43,8 +43,9 @@ EAGLE = Family(
 """EAGLE-1, EAGLE-2 and EAGLE-3.
 
 The options are what a caller may know better than a checkpoint's configuration says.
-`layer_convention`: explicit layer ids are `"boundary"` or `"layer_output"` numbers, whatever the
-producer usually means. `feature_layers`: the boundaries themselves (or `"final"`). `rope_theta`:
-base of the rotary embedding. `layer`: a dict of fields of `LayerConfig` (`rope`, `windows`, ...).
+`layer_convention`: explicit layer ids are `"hidden_state"` or `"layer_output"` numbers, whatever
+the producer usually means. `feature_layers`: the hidden states themselves (or `"final"`).
+`rope_theta`: base of the rotary embedding. `layer`: a dict of fields of `LayerConfig` (`rope`,
+`windows`, ...).
 `norm_before_residual` and `feedback_norm`: as in `EagleConfig`.
 """

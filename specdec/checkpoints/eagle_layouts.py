@@ -108,14 +108,14 @@ EAGLE3_OF_SPECFORGE = (
     }
 )
 EAGLE_IDS = {
-    IDS: ("boundary", 0),
-    BLOCK_IDS: ("boundary", 0),
+    IDS: ("hidden_state", 0),
+    BLOCK_IDS: ("hidden_state", 0),
     "target_layer_ids": ("layer_output", -1),  # DeepSpec's -1 are the embeddings
     "eagle3_layers_to_capture": ("layer_output", 0),
     "aux_hidden_states_layer_ids": ("layer_output", 0),  # AngelSlim's
-    "eagle_config.layer_ids": ("boundary", 0),
+    "eagle_config.layer_ids": ("hidden_state", 0),
     # So NVIDIA's are read by vLLM and, after measurement, by SGLang (sgl-project/sglang#32334).
-    NESTED_IDS: ("boundary", 0),
+    NESTED_IDS: ("hidden_state", 0),
 }
 HOOKED_IDS = EAGLE_IDS | {NESTED_IDS: ("layer_output", 0)}
 """SpecForge's trainer hooks the outputs of layers."""
@@ -213,7 +213,7 @@ SPECFORGE = _eagle(
     file=(
         file_parts.model_of_safeailab("LlamaForCausalLMEagle3"),
         *("target_hidden_size", "draft_vocab_size"),
-        # vLLM reads the ids at the top, as boundaries; SGLang the nested ones, as outputs.
+        # vLLM reads the ids at the top, as hidden states; SGLang the nested ones, as outputs.
         *(IDS, NESTED_IDS, ("eagle_config.use_aux_hidden_state", True)),
     ),
     copies=("lm_head",),

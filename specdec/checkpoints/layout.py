@@ -299,7 +299,7 @@ class Reading:
         return self["draft_vocab_size"] < self["vocab_size"]
 
     def asked_layers(self, num_layers: int | None) -> tuple[FeatureLayer, ...] | None:
-        """The boundaries that the caller names."""
+        """The hidden states that the caller names."""
         layers = self.options.get("feature_layers")
         return None if layers is None else check_layers("feature_layers", layers, num_layers)
 
@@ -307,10 +307,10 @@ class Reading:
         """Every key under which ids stand."""
         return find_layer_ids(self.fields, self.layout.ids)
 
-    def boundaries(
+    def hidden_states(
         self, found: list[LayerIds], num_layers: int | None, convention_of: str = ""
     ) -> tuple[FeatureLayer, ...]:
-        """The boundaries that the file names, by the caller's convention or its producer's."""
+        """The hidden states that the file names, by the caller's convention or its producer's."""
         asked = self.options.get("layer_convention")
         producer = convention_of or self.layout.producer
         return read_layer_ids(found, self.fields, num_layers, producer=producer, convention=asked)

@@ -75,4 +75,4 @@ def notes_of_safeailab(config: EagleConfig, target_layers: int | None) -> Iterat
         yield f"SafeAILab's older code takes hidden_size / heads for head_dim, not {layer.head_dim}"
     n, layers = target_layers, list(config.feature_layers)
     if config.fusion == "attention" and n is not None and layers != [2, n // 2, n - 3]:
-        yield f"SafeAILab's own code always reads boundaries {[2, n // 2, n - 3]}, not {layers}"
+        yield f"SafeAILab's own code always reads hidden states {[2, n // 2, n - 3]}, not {layers}"

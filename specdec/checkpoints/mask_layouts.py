@@ -236,8 +236,8 @@ _BLOCK_TENSORS = (
 _BLOCK_IDS = {
     "target_layer_ids": ("layer_output", -1),
     FLASH_IDS: ("layer_output", 0),
-    f"{_IN_FLASH}layer_ids": ("boundary", 0),
-    BLOCK_IDS: ("boundary", 0),
+    f"{_IN_FLASH}layer_ids": ("hidden_state", 0),
+    BLOCK_IDS: ("hidden_state", 0),
 }
 _BLOCK_INERT = (*_INERT, "attention_sink_bias", "add_swa_attention_sink_bias")
 

@@ -350,7 +350,7 @@ def _check_state(name: str, layers: Any) -> FeatureLayer:
     if len(check_layers(name, layers)) == 1:
         return layers[0]
     raise ValueError(
-        f"{name}: prediction modules read one feature, 'final' or a boundary; got {layers!r}"
+        f"{name}: prediction modules read one feature, 'final' or a hidden state; got {layers!r}"
     )
 
 
@@ -374,6 +374,6 @@ MTP = Family(
 """Prediction modules of DeepSeek-V3, GLM-4.5, Qwen3-Next, Qwen3.5, Mellum, MiMo, Step and Ernie.
 
 The options are what a caller may know better than the producer's usual conventions.
-`feature_layers`: one entry, `"final"` or boundary L. `rope_theta` is for layers of the library's
-own. The others are as in `MTPConfig`.
+`feature_layers`: one entry, `"final"` or hidden state L. `rope_theta` is for layers of the
+library's own. The others are as in `MTPConfig`.
 """

@@ -139,7 +139,7 @@ def _noted(value: Any, note: str) -> Callable[[Reading], Any]:
 
 
 def _before_norm(reading: Reading) -> int:
-    """Boundary N."""
+    """Hidden state N."""
     return reading.fields.integer("num_hidden_layers", high=hf_layers.MAX_LAYERS)
 
 

@@ -211,12 +211,12 @@ def joins_features(reading: Reading) -> bool:
 
 
 def eagle_features(reading: Reading, convention_of: str = "") -> tuple[FeatureLayer, ...]:
-    """The boundaries that an EAGLE-3 head reads; or the final state alone."""
+    """The hidden states that an EAGLE-3 head reads; or the final state alone."""
     if not reading["has_fc"]:
         return _one_feature(reading)
     count = reading.num_target_layers
     asked = reading.asked_layers(count)
-    return asked or reading.boundaries(reading.layer_ids(), count, convention_of)
+    return asked or reading.hidden_states(reading.layer_ids(), count, convention_of)
 
 
 def features_of_nvidia(reading: Reading) -> tuple[FeatureLayer, ...]:
@@ -328,7 +328,7 @@ def num_target_layers(reading: Reading) -> int | None:
 
 
 def block_features(reading: Reading, *, must_name_them: bool = False) -> tuple[FeatureLayer, ...]:
-    """The boundaries that a block head reads; evenly spaced where a file need not name them."""
+    """The hidden states that a block head reads; evenly spaced where a file need not name them."""
     if reading["alignment"] == "next-token":
         reading.notes.append("rows predict the token after their own position (next-token)")
     fields, count = reading.fields, num_target_layers(reading)
@@ -336,12 +336,12 @@ def block_features(reading: Reading, *, must_name_them: bool = False) -> tuple[F
     if asked is not None:
         return asked
     if found := reading.layer_ids():
-        return reading.boundaries(found, count)
+        return reading.hidden_states(found, count)
     if must_name_them or count is None:
         raise ValueError(f"{fields.origin} names no layers of features; {NAME_THEM}")
     key = "num_hidden_layers"
     if fields.get("target_num_hidden_layers") is not None:
         key = "num_target_layers"
     layers = evenly_spaced(fields.integer(key, 1, high=64), count)
-    reading.notes.append(f"no layer ids: {key}, evenly spaced: boundaries {list(layers)}")
+    reading.notes.append(f"no layer ids: {key}, evenly spaced: hidden states {list(layers)}")
     return check_layers("feature_layers", layers, count)

@@ -73,7 +73,7 @@ class Survey:
 
     Args:
         folder, family, source: where it is, which heads it is of, and who wrote it.
-        config: how it is wired. Without a target, default boundaries are symbolic.
+        config: how it is wired. Without a target, default hidden states are symbolic.
         stored: its tensors under their names in the head; `exact` of them keep the file's type.
         expected: names and shapes of the head's own weights.
         faults: what is wrong with its tensors, in words; empty if nothing is.

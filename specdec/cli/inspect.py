@@ -19,7 +19,10 @@ PROMPTS = (
 """What a target continues in the parity check, where the caller names no text."""
 
 
-def boundary(value: str) -> int | str:
+FEATURES = "hidden states to read"
+
+
+def hidden_state(value: str) -> int | str:
     """A number, or `final`."""
     return value if value == "final" else int(value)
 
@@ -31,9 +34,9 @@ class Reading:
     allow_pickle: Annotated[bool, Option("--allow-pickle", help="read pickled .bin files")] = False
     revision: Annotated[str | None, Option(help="branch, tag or commit on the hub")] = None
     layer_convention: Annotated[
-        Literal["boundary", "layer_output"] | None, Option(help="default: the producer's")
+        Literal["hidden_state", "layer_output"] | None, Option(help="default: the producer's")
     ] = None
-    feature_layers: Annotated[Any, several("boundaries to read", boundary, "2,16,final")] = None
+    feature_layers: Annotated[Any, several(FEATURES, hidden_state, "2,16,final")] = None
     rope_theta: Annotated[float | None, Option(help="base of the rotary embedding")] = None
     mask_token_id: Annotated[int | None, Option(help="of a parallel drafter's masks")] = None
 

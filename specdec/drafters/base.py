@@ -28,7 +28,7 @@ class Drafter(nn.Module, ABC):
     Attributes:
         num_draft_tokens: K, the most tokens that a proposal may have; of trees, the nodes.
         tree_depth: D, the most tokens on a path of its trees; `None` for a drafter of chains.
-        feature_layers: which target features the context must carry (boundaries or `"final"`).
+        feature_layers: which target features the context must carry (hidden states or `"final"`).
         row_inputs: names of what calls may bring for each row (`generate(row_inputs=)`), and
             contexts do then, `Context.row_inputs`.
         reads_target: contexts bring the target's keys and values of the text, `Context.target`.
@@ -141,7 +141,7 @@ def check_drafter(drafter: Drafter) -> None:
     layers = drafter.feature_layers
     if not isinstance(layers, tuple):
         raise TypeError(
-            f"{name}.feature_layers must be a tuple of boundaries and 'final', () for none, got "
+            f"{name}.feature_layers must be a tuple of hidden states and 'final', () for none, got "
             f"{shown(layers)}"
         )
     inputs = drafter.row_inputs

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.checkpoints.files import names_of
-from specdec.checkpoints.layer_ids import other_boundaries
+from specdec.checkpoints.layer_ids import other_hidden_states
 from specdec.checkpoints.layers import DEFAULT_ROPE_THETA
 from specdec.checkpoints.survey import Checkpoint, Survey, expected_tensors
 from specdec.checkpoints.vocab_map import other_maps
@@ -80,7 +80,7 @@ def _other_values(survey: Survey, target: PreTrainedModel) -> Iterator[tuple[str
     """What to try: its name, the option, and the value."""
     config, options, text = survey.config, survey.family.options, target.config.get_text_config()
     if "feature_layers" in options and config.feature_layers:
-        for name, layers in other_boundaries(config.feature_layers, text.num_hidden_layers):
+        for name, layers in other_hidden_states(config.feature_layers, text.num_hidden_layers):
             yield name, "feature_layers", layers
     for option, values in options.items():
         for value in values if hasattr(config, option) else ():
@@ -230,7 +230,7 @@ def describe_part(drafter: Drafter) -> str:
 
 def _features(layers: Iterable[int | str]) -> str:
     names = {"final": "the state after the final norm"}
-    return ", ".join(names.get(layer, f"boundary {layer}") for layer in layers)
+    return ", ".join(names.get(layer, f"hidden state {layer}") for layer in layers)
 
 
 _SAID = {

@@ -1,6 +1,6 @@
 """Hidden states of an HF model, for the drafters that read them.
 
-Layers are named by boundary: boundary b is the residual stream after b decoder layers (0: the
+They have HF's numbers: `hidden_states[b]` is the residual stream after b decoder layers (0: the
 embeddings, L: before the final norm); `"final"` is the state after the final norm. `Queries(i)` are
 those of decoder layer i.
 """
@@ -35,14 +35,14 @@ def check_layers(layers: Sequence[FeatureLayer], num_layers: int) -> tuple[Featu
     """
     if not isinstance(layers, tuple | list):
         got = f"got {shown(layers)}"
-        raise TypeError(f"feature_layers must be a tuple, {got}; boundaries, or 'final'")
+        raise TypeError(f"feature_layers must be a tuple, {got}; hidden states, or 'final'")
     for layer in layers:
-        is_boundary = type(layer) is int and 0 <= layer <= num_layers
+        is_index = type(layer) is int and 0 <= layer <= num_layers
         has_queries = isinstance(layer, Queries) and layer.layer in range(num_layers)
-        if layer != "final" and not is_boundary and not has_queries:
+        if layer != "final" and not is_index and not has_queries:
             raise ValueError(
                 f"feature layer {layer!r} does not exist: expected Queries of a layer below "
-                f"{num_layers}, 'final' or a boundary 0..{num_layers}"
+                f"{num_layers}, 'final' or a hidden state 0..{num_layers}"
             )
     return tuple(layers)
 

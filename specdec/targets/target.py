@@ -57,7 +57,7 @@ class SlotModel:
         route: how it is run, as its self-test found it: another object after each self-test.
         vocab_size: V of the logits.
         max_positions: longest sequence that the model has positions for; `None` for no limit.
-        feature_layers: boundaries `0..L` or `"final"`, the hidden states that `forward` returns.
+        feature_layers: hidden states `0..L` or `"final"`, the hidden states that `forward` returns.
         layers: decoder layers that run, by index; `None` for all.
         hooks: dictionaries of hooks that were not empty when the model was tried, and copies.
         num_handles: how many hooks torch had registered in this process then: where there were none
@@ -278,7 +278,7 @@ class Target(SlotModel):
 
     Args:
         model: a decoder-only HF model in eval mode.
-        feature_layers: which hidden states to return as features: boundary `b` is the residual
+        feature_layers: which hidden states to return as features: hidden state `b` is the residual
             stream after b decoder layers (0: embeddings), `"final"` the state after the final norm.
             Normally set by the drafter's needs.
         fuse: all that makes a step faster and changes no more than rounding. Products of q, k, v

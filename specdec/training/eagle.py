@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from specdec.arguments import check_choice, check_number
 from specdec.drafters.eagle import EagleConfig, EagleDrafter, EagleHead
 from specdec.drafters.head.layers import attend_causally
-from specdec.training.heads import layer_like, untrained, usual_boundaries
+from specdec.training.heads import layer_like, untrained, usual_hidden_states
 from specdec.training.losses import HeadObjective, UnrolledObjective, soft_cross_entropy_of
 
 HeadKind = Literal["eagle1", "eagle3"]
@@ -57,7 +57,7 @@ def eagle_config(
         layer=layer_like(target, mlp_width=mlp_width),
         vocab_size=theirs.vocab_size,
         draft_vocab_size=draft_vocab_size or theirs.vocab_size,
-        feature_layers=("final",) if is_first else usual_boundaries(target),
+        feature_layers=("final",) if is_first else usual_hidden_states(target),
         target_hidden_size=theirs.hidden_size,
         fc_bias=is_first,
         output_norm=not is_first,

@@ -35,9 +35,9 @@ def layer_like(target: PreTrainedModel, *, mlp_width: int | None = None) -> Laye
     )
 
 
-def usual_boundaries(target: PreTrainedModel) -> tuple[int, int, int]:
-    """The features of most heads: boundaries 2, L / 2 and L - 3 of L layers; nearer together where
-    L < 7. `ValueError` for fewer than three layers.
+def usual_hidden_states(target: PreTrainedModel) -> tuple[int, int, int]:
+    """The features of most heads: hidden states 2, L / 2 and L - 3 of L layers; nearer together
+    where L < 7. `ValueError` for fewer than three layers.
     """
     count = target.config.get_text_config().num_hidden_layers
     if count < 3:

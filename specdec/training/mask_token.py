@@ -29,7 +29,7 @@ from specdec.drafters.mask_token.correction import (
 )
 from specdec.drafters.mask_token.drafter import MaskTokenDrafter
 from specdec.drafters.mask_token.head import MaskTokenConfig, MaskTokenHead
-from specdec.training.heads import drawn_from, layer_like, untrained, usual_boundaries
+from specdec.training.heads import drawn_from, layer_like, untrained, usual_hidden_states
 from specdec.training.losses import (
     CHUNK_ELEMENTS,
     HeadObjective,
@@ -73,7 +73,7 @@ def mask_token_config(
         layer=layer_like(target, mlp_width=mlp_width),
         vocab_size=theirs.vocab_size,
         draft_vocab_size=draft_vocab_size or theirs.vocab_size,
-        feature_layers=usual_boundaries(target),
+        feature_layers=usual_hidden_states(target),
         target_hidden_size=theirs.hidden_size,
         num_layers=num_layers,
         mask_token_id=_mask_token(theirs) if mask_token_id is None else mask_token_id,

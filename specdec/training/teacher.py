@@ -61,7 +61,7 @@ class Teacher:
 
     Args:
         target: an HF causal LM; it is frozen, put into eval mode, and moved to where the ids are.
-        feature_layers: boundaries, or `"final"`.
+        feature_layers: hidden states, or `"final"`.
     """
 
     def __init__(self, target: PreTrainedModel, feature_layers: tuple[FeatureLayer, ...] = ()):
@@ -69,8 +69,8 @@ class Teacher:
         for layer in feature_layers:
             if layer != "final" and not 0 <= layer <= num_layers:
                 raise ValueError(
-                    f"the head reads boundary {layer}, and this target has {num_layers} layers; "
-                    "pass the target that the drafter was made for"
+                    f"the head reads hidden state {layer}, and this target has {num_layers} "
+                    "layers; pass the target that the drafter was made for"
                 )
         self.target = target.eval().requires_grad_(False)
         self.feature_layers = feature_layers

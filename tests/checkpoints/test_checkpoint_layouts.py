@@ -237,12 +237,12 @@ NUMBERINGS = {
 
 
 @pytest.mark.parametrize("numbering", NUMBERINGS)
-def test_every_numbering_becomes_boundaries_and_can_be_overridden(numbering, tmp_path):
+def test_every_numbering_becomes_that_of_hidden_states_and_can_be_overridden(numbering, tmp_path):
     make, shift = NUMBERINGS[numbering]
     folder = make([1, 3, 6]).write(tmp_path)
     shifted, as_they_are = (2, 4, 7), (1, 3, 6)
     assert survey(folder).config.feature_layers == (shifted if shift else as_they_are)
-    for convention, expected in (("boundary", as_they_are), ("layer_output", shifted)):
+    for convention, expected in (("hidden_state", as_they_are), ("layer_output", shifted)):
         found = survey(folder, layer_convention=convention)
         assert found.config.feature_layers == expected
         assert any("as asked for" in note for note in found.notes)
@@ -250,7 +250,7 @@ def test_every_numbering_becomes_boundaries_and_can_be_overridden(numbering, tmp
     assert explicit.config.feature_layers == (8, 0, "final")
 
 
-def test_keys_that_agree_may_stand_side_by_side_and_name_the_last_boundary(tmp_path):
+def test_keys_that_agree_may_stand_side_by_side_and_name_the_last_hidden_state(tmp_path):
     files = specforge(ids=[1, 3, 7], **{IDS: [2, 4, 8]})
     assert survey(files.write(tmp_path)).config.feature_layers == (2, 4, 8)
 
@@ -265,7 +265,7 @@ ASKED = [
 ]
 FOUND = [
     (speculators(), {"rope_theta": 77.0}, SPECULATORS, {"rope": rope(77)}),
-    (z_lab(), {"layer_convention": "boundary"}, DFLASH, {"feature_layers": (1, 4)}),
+    (z_lab(), {"layer_convention": "hidden_state"}, DFLASH, {"feature_layers": (1, 4)}),
     (z_lab(), {"layer": {"windows": (4, None)}}, DFLASH, {"windows": (4, None)}),
 ]
 
@@ -285,7 +285,7 @@ def test_the_id_of_a_mask_can_be_asked_for(write, tmp_path):
     assert survey(write().write(tmp_path), mask_token_id=4).config.mask_token_id == 4
 
 
-def test_default_boundaries_wait_for_a_target(tmp_path):
+def test_default_hidden_states_wait_for_a_target(tmp_path):
     found = survey(safeailab_eagle3().write(tmp_path), None)
     assert found.config.feature_layers == (2, "N//2", "N-3")
     assert not found.faults
@@ -332,9 +332,9 @@ def test_other_readings_are_those_that_the_tensors_allow(tmp_path):
         names[kind] = [reading.name for reading in readings]
         for reading in readings:
             reading.checkpoint.build()  # the same tensors fit
-    higher = "one layer higher: boundaries {}".format
+    higher = "one layer higher: hidden states {}".format
     assert names["pard"] == ["as read", "rope base 10000, the target's"]
-    lower = "one layer lower: boundaries {}".format
+    lower = "one layer lower: hidden states {}".format
     assert names["p-eagle"][:3] == ["as read", lower("1, 3, 4"), higher("3, 5, 6")]
     assert "norm_before_residual True" in names["p-eagle"]
     assert "d2t as absolute ids" not in names["dflash"]

@@ -102,10 +102,10 @@ CONTRADICTIONS = {
     f"{IDS} must be a list of layer numbers, got 3": vllm(**{IDS: 3}),
     "got ['1', '2', '3']": vllm(ids=["1", "2", "3"]),
     "names a layer twice": vllm(ids=[2, 2, 5]),
-    "boundaries -1..4 outside of 0..8": vllm(ids=[-1, 2, 4]),
-    "boundaries 2..9 outside of 0..8 of the target's 8": vllm(ids=[2, 4, 9]),
-    "read as outputs of layers (from 0), names boundaries 1..9": specforge(ids=[0, 4, 8]),
-    "outputs of layers (from 0), names boundaries 0..5": specforge(ids=[-1, 3, 4]),
+    "hidden states -1..4 outside of 0..8": vllm(ids=[-1, 2, 4]),
+    "hidden states 2..9 outside of 0..8 of the target's 8": vllm(ids=[2, 4, 9]),
+    "read as outputs of layers (from 0), names hidden states 1..9": specforge(ids=[0, 4, 8]),
+    "outputs of layers (from 0), names hidden states 0..5": specforge(ids=[-1, 3, 4]),
     "norm_before_fc is one norm over all": speculators(norm_before_fc=True, fc_norm=True),
     "norm_before_fc, fc_norm and fc_bias need has_fc=True": nvidia(
         eagle={"use_aux_hidden_state": False}, fc_norm=True
@@ -220,11 +220,11 @@ CONTRADICTIONS = {
 }
 NEW_OPTIONS = "unknown option rope; expected feature_layers, feed"
 MISTAKEN = [
-    (vllm(), {"layer_convention": "layers"}, "'boundary' or 'layer_output', got 'layers'"),
-    (vllm(), {"feature_layers": (1, 2, 9)}, "must be boundaries 0..8 or 'final'"),
+    (vllm(), {"layer_convention": "layers"}, "'hidden_state' or 'layer_output', got 'layers'"),
+    (vllm(), {"feature_layers": (1, 2, 9)}, "must be hidden states 0..8 or 'final'"),
     (vllm(), {"feature_layers": (1, 2, 2)}, "none twice"),
     (vllm(), {"feature_layers": (1, 2)}, "leads to 2 features"),
-    (vllm(), {"feature_layers": ("last", 1, 2)}, "must be boundaries 0..8 or 'final'"),
+    (vllm(), {"feature_layers": ("last", 1, 2)}, "must be hidden states 0..8 or 'final'"),
     (vllm(), {"feature_layers": 5}, "feature_layers"),
     (vllm(), {"rope_theta": 0}, "rope_theta must be a number > 0, got 0"),
     (vllm(), {"rope_theta": float("inf")}, "rope_theta"),
@@ -257,7 +257,7 @@ def test_what_cannot_be_read_for_sure_is_refused_by_name(files, options, message
 SMALL, SHORT = {"hidden_size": 16}, {"num_layers": 6}
 OTHER_TARGETS = [
     (nvidia(), SMALL, "hidden size of 32, but LlamaForCausalLM has 16"),
-    (speculators(ids=(2, 4, 7)), SHORT, "boundaries 2..7 outside of 0..6 of the target's 6"),
+    (speculators(ids=(2, 4, 7)), SHORT, "hidden states 2..7 outside of 0..6 of the target's 6"),
     (safeailab_eagle3(), {"num_layers": 4}, "default .. coincide for a target of N = 4"),
 ]
 

@@ -235,7 +235,7 @@ def test_a_speculators_file_holds_embeddings_and_names_its_target(has_own, tmp_p
 NOTED = {
     "cannot load rope_scaling of type 'llama3'": {"rope": LLAMA3},
     "a rope base of 10000 with scaling, not 500": {"rope": LINEAR | {"rope_theta": 5e5}},
-    "always reads boundaries [2, 4, 5], not [1, 4, 7]": {"feature_layers": (1, 4, 7)},
+    "always reads hidden states [2, 4, 5], not [1, 4, 7]": {"feature_layers": (1, 4, 7)},
     "takes hidden_size / heads for head_dim, not 10": {"head_dim": 10},
 }
 
@@ -257,7 +257,7 @@ def test_the_safeailab_layout_has_the_reference_names_and_keys(tmp_path):
     assert (torch.arange(20) + tensors["d2t"]).equal(tensors["t2d"].nonzero()[:, 0])
     assert tensors["midlayer.self_attn.q_proj.weight"].shape[1] == 2 * HIDDEN
     assert (keys["draft_vocab_size"], keys["vocab_size"]) == (20, VOCAB)
-    # vLLM reads the key at the top, as boundaries; SGLang the nested one, as outputs of layers.
+    # vLLM reads the key at the top, as hidden states; SGLang the nested one, as outputs of layers.
     assert keys["eagle_aux_hidden_state_layer_ids"] == [1, 4, 7]
     assert keys["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 3, 6]
     assert isinstance(AutoConfig.from_pretrained(tmp_path / "3"), LlamaConfig)

@@ -378,7 +378,7 @@ REFUSED = [
     ("88 depths (at most 32)", {"model.layers.90.enorm.weight": torch.ones(32)}, {}, {}),
     ("unknown option hidden_last", {}, {}, {"hidden_last": True}),
     ("must be 'chain' or 'target', got 'both'", {}, {}, {"semantics": "both"}),
-    ("one feature, 'final' or a boundary", {}, {}, {"feature_layers": (1, 2)}),
+    ("one feature, 'final' or a hidden state", {}, {}, {"feature_layers": (1, 2)}),
     ("rope_theta is for heads of the library's own layers", {}, {}, {"rope_theta": 5.0}),
     ("layers is 2, but the files hold 1", {}, {"num_nextn_predict_layers": 2}, {}),
     ("rope_parameters is .. 7.0", {}, {"rope_parameters": None, "rope_theta": 7.0}, {}),

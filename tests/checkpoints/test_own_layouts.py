@@ -65,9 +65,9 @@ REDUCED = Layout(
         "draft_vocab_size": Key("num_kept_ids", int),
         "mask_token_id": Key("noise_id", int, low=0),
         "block_size": Key("rows", int),
-        "feature_layers": lambda r: r.boundaries(r.layer_ids(), r.num_target_layers),
+        "feature_layers": lambda r: r.hidden_states(r.layer_ids(), r.num_target_layers),
     },
-    ids={"reads": ("boundary", 0)},
+    ids={"reads": ("hidden_state", 0)},
     tensors=(Named({"kept.offsets": "d2t", "kept.mask": "t2d", "kept.head.": "lm_head."}),),
     name="reduced",
     file=(

@@ -23,7 +23,7 @@ def test_it_goes_from_an_untrained_head_to_a_trained_one_through_files(tmp_path,
         toy_mask_token.main(tmp_path)
     shown = capsys.readouterr().out
     assert "head          toy, 1 layer, width 32" in shown
-    assert "one layer higher: boundaries 3" in shown
+    assert "one layer higher: hidden states 3" in shown
 
 
 @pytest.mark.slow

@@ -322,8 +322,8 @@ def test_no_draft_tokens_decode_plainly():
     ("kind", "shift"), [("attention", 0), ("attention", 1), ("attention", -1), ("input", 0)]
 )
 @torch.inference_mode()
-def test_features_are_those_of_hfs_plain_forward_at_the_boundaries_named(kind, shift, monkeypatch):
-    """The whole loop behind a Llama; with boundaries off by one the same check fails."""
+def test_features_are_the_named_hidden_states_of_hfs_plain_forward(kind, shift, monkeypatch):
+    """The whole loop behind a Llama; with hidden states off by one the same check fails."""
     model, worst = build("llama"), 0.0
     layers = (1, 2) if kind == "attention" else ("final",)
     head = eagle_heads.head_for(model, kind=kind, feature_layers=layers)

@@ -78,7 +78,11 @@ def compare(folder, **options):
 
 
 FAULTS = {
-    "layers": ("residual", {"feature_layers": (2, 4, 5)}, "one layer higher: boundaries 3, 5, 6"),
+    "layers": (
+        "residual",
+        {"feature_layers": (2, 4, 5)},
+        "one layer higher: hidden states 3, 5, 6",
+    ),
     "norm": ("residual", {"norm_before_residual": False}, "norm_before_residual True"),
     "rope base": ("rope", {"rope": ROPE | {"rope_theta": 1e6}}, "rope base 100, the target's"),
     "rows": ("dflash", {"alignment": "next-token"}, "alignment same-position"),
@@ -171,7 +175,7 @@ SHOWN = [
         [
             r"producer +SpecForge \(tensors midlayer",
             "head +EAGLE-3, 1 layer, width 32",
-            "features +boundary 2, boundary 4, boundary 5; 32 wide",
+            "features +hidden state 2, hidden state 4, hidden state 5; 32 wide",
             "wiring +fusion attention, norm_before_fc False, fc_norm True",
             "rope +rope_theta 1000000.0",
             "vocabulary +20 draft ids, 61 of the target",
@@ -183,12 +187,24 @@ SHOWN = [
             "note +d2t: 20 of 61 ids, injective, in range, equal to t2d, ascending",
         ],
     ),
-    (z_lab(), [], ["block_size 6", "boundary 2, boundary 5; 32 wide"]),
+    (z_lab(), [], ["block_size 6", "hidden state 2, hidden state 5; 32 wide"]),
     (pard(), ROPE_7, ["features      none", "rope_theta 7.0"]),
     (specforge_peagle(), ["--mask-token-id", "5"], ["mask_token_id 5"]),
-    (EAGLE_IDS, ROPE_7, ["features      boundary 1, boundary 3, boundary 6", "rope_theta 7.0"]),
-    (EAGLE_IDS, ["--layer-convention", "layer_output"], ["boundary 2, boundary 4, boundary 7"]),
-    (EAGLE_IDS, ["--feature-layers", "0,8,final"], ["boundary 0, boundary 8, the state after"]),
+    (
+        EAGLE_IDS,
+        ROPE_7,
+        ["features      hidden state 1, hidden state 3, hidden state 6", "rope_theta 7.0"],
+    ),
+    (
+        EAGLE_IDS,
+        ["--layer-convention", "layer_output"],
+        ["hidden state 2, hidden state 4, hidden state 7"],
+    ),
+    (
+        EAGLE_IDS,
+        ["--feature-layers", "0,8,final"],
+        ["hidden state 0, hidden state 8, the state after"],
+    ),
 ]
 
 

@@ -1,7 +1,7 @@
-"""A target's features are the hidden states of HF's plain forward, at every boundary.
+"""A target's features are the hidden states of HF's plain forward, each of them.
 
-HF's `output_hidden_states` is the oracle for boundaries 0..L-1, and for `"final"`, which it
-lists last; boundary L, before the final norm, is caught by a hook on the last decoder layer. Rows
+HF's `output_hidden_states` is the oracle for hidden states 0..L-1, and for `"final"`, which it
+lists last; number L, before the final norm, is caught by a hook on the last decoder layer. Rows
 are ragged, rejected drafts lie in the cache, and verification continues what prefill has read.
 """
 
@@ -29,7 +29,7 @@ IDS, MASK = to_right_padding(*ragged_prompts(VOCAB, *LENGTHS))
 
 
 def plain_features(model, ids: Tensor) -> dict[int | str, Tensor]:
-    """`[1, T, H]` at every boundary, from one plain forward over an unpadded text."""
+    """`[1, T, H]` of every hidden state, from one plain forward over an unpadded text."""
     caught = []
     last = next(m for m in model.modules() if isinstance(m, nn.ModuleList))[-1]
     handle = last.register_forward_hook(lambda _, args, out: caught.append(out))

@@ -102,7 +102,7 @@ def test_a_new_head_depends_on_its_seed_alone(kind):
         assert not first.mask_hidden.equal(other.mask_hidden)
 
 
-def test_features_are_three_boundaries_from_low_to_high():
+def test_features_are_three_hidden_states_from_low_to_high():
     model = build("llama")
     for count, expected in {3: (1, 2, 3), 6: (1, 2, 5), 7: (2, 3, 4), 32: (2, 16, 29)}.items():
         model.config.num_hidden_layers = count
@@ -177,7 +177,7 @@ REFUSED = {
     "noise": lambda: FeatureAndToken(EAGLE1, MODEL, noise=-1),
     "num_depths must": lambda: MaskRollouts(MASK, MODEL, 0),
     "anchor_share": lambda: MaskRollouts(MASK, MODEL, anchor_share=1.5),
-    "boundary 8": lambda: TrainingTimeTest(EAGLE3, build("llama")),
+    "hidden state 8": lambda: TrainingTimeTest(EAGLE3, build("llama")),
     "draft ids must be an integer in 1..2048": lambda: frequent_ids(MODEL, [np.arange(9)], 0),
     "4 tokens are too short for 5 unrolled": lambda: TrainingTimeTest(EAGLE3, MODEL)(IDS[:, :5]),
     "2 tokens are too short for 8 depths": lambda: MaskRollouts(MASK, MODEL)(IDS[:, :3]),

@@ -19,7 +19,7 @@ class HeadConfig(Protocol):
         hidden_size: H of the head.
         vocab_size: V of the target.
         draft_vocab_size: Vd, how many ids the head can propose; V for all.
-        feature_layers: target features that it reads, as boundaries or `"final"`.
+        feature_layers: target features that it reads, as hidden states or `"final"`.
         target_hidden_size: width of each feature.
         has_embed_tokens: the head has an embedding table of its own; else it reads the target's.
         has_lm_head: the head has a vocabulary head of its own; else it uses the target's.

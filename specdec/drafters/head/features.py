@@ -31,7 +31,7 @@ class FeatureHeadConfig(ABC):
         layer: of every decoder layer.
         vocab_size: V of the target.
         draft_vocab_size: ids that the head can propose; V for all.
-        feature_layers: target features, as boundaries (or `"final"`), in the order in which they
+        feature_layers: target features, as hidden states (or `"final"`), in the order in which they
             are joined.
         target_hidden_size: width of each feature.
         num_layers: decoder layers; layers after the first are plain ones.

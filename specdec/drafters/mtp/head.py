@@ -31,8 +31,8 @@ class MTPConfig:
         layer: of every depth: the library's own decoder layer, or one of an HF architecture.
         vocab_size: V.
         num_layers: D, depths; each has one decoder layer.
-        target_state: the target's feature that the first depth reads: `"final"`, or boundary L, the
-            residual stream before the final norm.
+        target_state: the target's feature that the first depth reads: `"final"`, or hidden state L,
+            the residual stream before the final norm.
         semantics: `"chain"`: depth d reads the output of depth d - 1 at the same index, as such
             heads are trained. `"target"`: every depth reads the target's feature.
         hidden_first: the projection reads [hidden, embedding] instead of [embedding, hidden].
