@@ -595,7 +595,8 @@ def poison(drafter, state, context, num_in_use):
         for tables in cache.memory.records.values():
             for table in tables.values():
                 table[torch.arange(table.shape[1]) >= num_kept] = 100.0
-    slots, reach = torch.arange(cache.num_slots + 1), round_up(num_in_use + 8)
+    slots = torch.arange(cache.num_slots + 1)
+    reach = round_up(num_in_use + max(8, cache.extra_slots))  # no forward attends to more
     for depth in cache.keys:
         first, is_read = context.start, torch.ones_like(context.start, dtype=torch.bool)
         if (

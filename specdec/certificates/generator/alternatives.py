@@ -151,7 +151,7 @@ class AlternativeBets:
         >>> found = ratios_of(p, torch.zeros_like(p), likeliest)
         >>> bets.add(found.logs[:, None].expand(-1, 8, -1))
         >>> print(bets.best)
-        p at temperature x 0.3, of all
+        p at temperature x 0.3, everywhere
     """
 
     def __init__(self):
@@ -197,7 +197,8 @@ class AlternativeBets:
             "of rows modulo 8": self._by_row.view(-1, _FEW_ROWS, by.shape[1]).sum(dim=0),
         }
         kinds = [each.kind for each in ALTERNATIVES]
-        own = torch.tensor([_KINDS[k] / kinds.count(k) for k in kinds], dtype=by.dtype).log()
+        shares = [_KINDS[kind] / kinds.count(kind) for kind in kinds]
+        own = torch.tensor(shares, dtype=by.dtype, device="cpu").log()
         return {
             name: logs + own + math.log(share / count)
             for (name, (share, count)), logs in zip(_PLACES.items(), sums.values(), strict=True)
