@@ -120,8 +120,7 @@ def layouts_of(head: FeatureHead) -> tuple[LayoutName, ...]:
 
 def _records_of(head: FeatureHead, name: str | None = None) -> list[Layout]:
     """Those of heads of this class; of one name, if there is one."""
-    kind = type(head.config)
-    records = [record for record in WRITTEN if record.config is kind]
+    kind, records = type(head.config), _written(head)
     if not records:
         raise ValueError(
             f"no layout of {kind.__name__} heads is known; pass a specdec.checkpoints.Layout of "
@@ -131,6 +130,11 @@ def _records_of(head: FeatureHead, name: str | None = None) -> list[Layout]:
         return records
     check_choice(f"layout of {kind.__name__} heads", name, _names(records))
     return [record for record in records if record.name == name]
+
+
+def _written(head: FeatureHead) -> list[Layout]:
+    """The package's own layouts of heads of this class; none for a class of somebody else's."""
+    return [record for record in WRITTEN if record.config is type(head.config)]
 
 
 def _names(records: Iterable[Layout]) -> tuple[LayoutName, ...]:
@@ -149,10 +153,13 @@ def _best(head: FeatureHead, records: Sequence[Layout]) -> tuple[Layout, list[st
 
 def _refusal(head: FeatureHead, record: Layout, obstacles: Sequence[str]) -> str:
     """What a layout lacks, and which ones do not."""
-    others, written = layouts_of(head), _names(_records_of(head))
+    written = _written(head)
+    others = _names(other for other in written if not _obstacles(head, other))
     advice = f"as {' or '.join(map(repr, others))} it can be written"
-    if not others:
-        advice = f"none of the layouts that are written can: {', '.join(written)}"
+    if not written:
+        advice = "mend the record: what it writes must be read back equal"
+    elif not others:
+        advice = f"none of the layouts that are written can: {', '.join(_names(written))}"
     name = record.name or record.producer
     return f"the {name} layout cannot express {', '.join(obstacles)}; {advice}"
 

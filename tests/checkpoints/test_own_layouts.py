@@ -339,3 +339,15 @@ def test_tensors_of_several_numbers_are_stacked_and_taken_apart():
     assert rule.read(stored, reading) == stored
     shaped = Shaped("mask", 3).read({"mask": as_stored("mask", torch.ones(5))}, reading)
     assert shaped["mask"].read().shape == shaped["mask"].shape == (1, 1, 5)
+
+
+def test_a_record_of_a_configuration_of_one_s_own_is_told_what_it_lacks(tmp_path):
+    class OwnConfig(EagleConfig):
+        """Of a user's, which no layout of the package writes."""
+
+    drafter = fused_drafter()
+    drafter.head.config = OwnConfig(**vars(drafter.config))
+    file = tuple(key for key in FUSED.file if key != "fused.layers")
+    with refused("fused layout cannot express feature_layers .. ; mend the record"):
+        drafter.save_pretrained(tmp_path, replace(FUSED, config=OwnConfig, file=file))
+    assert not any(tmp_path.iterdir())

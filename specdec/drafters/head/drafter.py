@@ -48,7 +48,9 @@ class HeadDrafter(TreeDrafter):
     scale in Cohere, a soft cap in Gemma 2) is left out.
 
     Args:
-        head: the weights, in eval mode, on the target's device. Its data type may be another.
+        head: the weights, in eval mode, on the target's device. Its data type may be another. Of a
+            head of one's own are read: `config` (a `HeadConfig`), `device`, `dtype`, `target_ids`
+            (`None` where it proposes all ids) and `logits(out, lm_head)`, as of `FeatureHead`.
         target: the HF model, or `Target`, that the head was made for.
         num_draft_tokens: K.
         proposal: `"sample"` draws draft tokens and returns their probabilities; `"argmax"` proposes
