@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Literal, Unpack, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import (
     GenerationConfig,
@@ -110,7 +110,7 @@ class SpeculativeGenerator:
 
     def __init__(
         self,
-        target: PreTrainedModel | Target,
+        target: nn.Module | Target,  # also a model that PEFT or accelerate has wrapped
         drafter: Drafter | str | None,
         sampler: Sampler | str = "auto",
         *,

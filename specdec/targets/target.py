@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
@@ -70,7 +70,7 @@ class SlotModel:
             its plain forward), with what to do instead.
     """
 
-    def __init__(self, model: PreTrainedModel, *, fuse: bool = False, edits: Sequence[Edit] = ()):
+    def __init__(self, model: nn.Module, *, fuse: bool = False, edits: Sequence[Edit] = ()):
         self.model, self._fuse, self.edits = unwrap(model), fuse, check_edits(edits)
         self.feature_layers: tuple[FeatureLayer, ...] = ()
         self.layers: tuple[int, ...] | None = None
