@@ -350,6 +350,7 @@ class GenerationResult(Generic[TraceOrNone]):
     finish_reasons: list[str]
     seeds: list[int] | None
     stats: SpeculationStats
+    # A type variable has no default value of its own.
     trace: TraceOrNone = None  # type: ignore[assignment]
     steps: list[list[RowStep]] = field(default_factory=list)
     origins: list[list[str]] = field(default_factory=list)

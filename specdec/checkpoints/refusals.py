@@ -18,7 +18,7 @@ def of_other_designs(reading: Reading) -> Pairs:
 
 
 def of_speculators_eagle1(reading: Reading) -> Pairs:
-    """What speculators' EAGLE-1 could be told to have."""
+    """Options of speculators' EAGLE-1 that this library does not run."""
     fields = reading.fields
     yield fields.flag("layernorms"), "layernorms: norms of the embedding and before the head"
     layer = fields.text("transformer_layer_architecture", "auto")

@@ -209,7 +209,7 @@ class StepRecord:
     """
 
     index: int
-    rows: list[RowStep | Any]  # `Any`: type checkers need not be told which rows still go on
+    rows: list[RowStep | Any]  # not `None`: type checkers would ask for a check at each access
 
 
 class OutputCollector:

@@ -24,8 +24,8 @@ _HALVINGS = 30
 @dataclass(frozen=True, eq=False)
 class PathDraft(Draft):
     """P paths from the root, each drawn independently of the others, so that two may agree: node
-    i follows node i - P, and the first P the root. Rules for such paths must be told, since
-    `probs` cannot show it.
+    i follows node i - P, and the first P the root. The draft says so, since a rule cannot see in
+    `probs` whether its paths were drawn independently.
 
     Args:
         num_paths: P.
