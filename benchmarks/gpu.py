@@ -50,7 +50,7 @@ from specdec.drafters.mask_token.correction import (
     XPressConfig,
 )
 from specdec.hf import cache_argument
-from specdec.loop import prefill
+from specdec.loop import replay as loop_replay
 from specdec.loop.replay import NUM_EAGER
 from specdec.targets.edits.memory import _Mixer
 from specdec.types import Draft
@@ -311,7 +311,7 @@ def calls() -> Iterator[Group]:
         del whole, sides  # the tensors of the next head take their place
     sides = {}
     for sizes in ((64, 256), (64, 256, 1024), (64, 256, 512, 1024), (64, 128, 256, 512, 1024)):
-        with patch.object(prefill, "CAPTURED_CHUNKS", sizes):
+        with patch.object(loop_replay, "CAPTURED_CHUNKS", sizes):
             whole = Calls(target, head, acceptance)
         for length in (100, 500, 900, 1500):
             sides[f"{length} tokens, chunks of {sizes}"] = whole.reading(length)

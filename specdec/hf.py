@@ -25,6 +25,8 @@ from transformers import (
 )
 from transformers.generation import logits_process
 
+from specdec.graphs.tree import modules_of
+
 TRIED = "5.17.0", "5.24.0"
 """The oldest and the newest version that the tests have passed on."""
 
@@ -70,17 +72,17 @@ def special_tokens(model: PreTrainedModel) -> set[int]:
     }
 
 
-def attention_homes(model: PreTrainedModel) -> list[ModuleType]:
-    """The modelling files whose attention modules look a function up by name."""
-    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+def attention_homes(modules: Sequence[nn.Module]) -> list[ModuleType]:
+    """The modelling files whose attention modules, of these, look a function up by name."""
+    kinds = {kind for own in {*map(type, modules)} for kind in own.__mro__}
     homes = {sys.modules.get(kind.__module__) for kind in kinds}
     found = (home for home in homes if hasattr(home, "ALL_ATTENTION_FUNCTIONS"))
     return sorted(found, key=lambda home: home.__name__)
 
 
-def attention_names(model: PreTrainedModel) -> list[str]:
-    """Names of the attention functions that its configurations ask for."""
-    configs = (module.config for module in model.modules() if isinstance(module, PreTrainedModel))
+def attention_names(modules: Sequence[nn.Module]) -> list[str]:
+    """Names of the attention functions that the configurations of models among these ask for."""
+    configs = (module.config for module in modules if isinstance(module, PreTrainedModel))
     names = dict.fromkeys(config._attn_implementation for config in configs)
     return [name for name in names if name is not None]
 
@@ -110,20 +112,24 @@ def mask_functions(homes: Sequence[ModuleType], names: Sequence[str]) -> list[Ca
     return [function for function in (*registered, *called) if function is not None]
 
 
-def code_of(model: PreTrainedModel) -> list[object]:
-    """What a model's own code looks up by name while it runs: all that its classes hold, functions
-    of the files that these are written in and of `torch.nn.functional`, and the attention and mask
-    functions that its configurations ask for.
+def code_of(modules: Sequence[nn.Module]) -> list[object]:
+    """What the code of a model with these modules looks up by name while it runs: all that its
+    classes hold, functions of the files that these are written in and of `torch.nn.functional`,
+    and the attention and mask functions that its configurations ask for.
     """
-    kinds = {kind for module in {*map(type, model.modules())} for kind in module.__mro__}
+    kinds = {kind for own in {*map(type, modules)} for kind in own.__mro__}
     kinds = sorted((k for k in kinds if k.__module__.split(".")[0] not in _TORCH), key=id)
     homes = {home for kind in kinds if (home := sys.modules.get(kind.__module__))}
     files = *sorted(homes, key=id), torch.nn.functional
     # What Dynamo compiles it leaves in these files, as `__compiled_fn_...`, and calls by itself.
-    named = [pair for file in files for pair in vars(file).items() if not pair[0].startswith("__")]
-    functions = [value for _, value in named if type(value) is FunctionType]
+    functions = [
+        value
+        for file in files
+        for name, value in vars(file).items()
+        if type(value) is FunctionType and not name.startswith("__")
+    ]
     held = [value for kind in kinds for value in vars(kind).values()]
-    looked_up = attention_homes(model), attention_names(model)
+    looked_up = attention_homes(modules), attention_names(modules)
     return held + functions + attention_functions(*looked_up) + mask_functions(*looked_up)
 
 
@@ -143,8 +149,9 @@ def foreign_masks(model: PreTrainedModel) -> str | None:
 
 
 def _first_foreign(functions: Callable, model: PreTrainedModel) -> str | None:
-    for home in attention_homes(model):
-        for function in functions([home], attention_names(model)):
+    modules = modules_of(model)
+    for home in attention_homes(modules):
+        for function in functions([home], attention_names(modules)):
             origin = home_of(function)
             if origin != home.__name__ and not origin.startswith("transformers."):
                 name = getattr(function, "__qualname__", type(function).__name__)
@@ -170,9 +177,10 @@ def has_own_code(model: PreTrainedModel) -> bool:
     """Whether anything runs in a model that is of no package that is known: hooks, functions in the
     place of forwards, classes, methods and functions of somebody else's.
     """
+    modules = modules_of(model)
     running = [*_global_forward_hooks.values(), *_global_forward_pre_hooks.values()]
-    running += [*code_of(model), *(getattr(model, name, None) for name in GENERATING)]
-    for module in model.modules():
+    running += [*code_of(modules), *(getattr(model, name, None) for name in GENERATING)]
+    for module in modules:
         running += module._forward_hooks.values()
         running += module._forward_pre_hooks.values()
         running.append(vars(module).get("forward"))

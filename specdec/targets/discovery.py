@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 
+from specdec.graphs.tree import modules_of
 from specdec.hf import (
     IGNORED_ATTRIBUTES,
     WINDOWED_LAYERS,
@@ -225,7 +226,7 @@ def description(model: PreTrainedModel) -> tuple:
     modules = [(ref(m), *_settings(m)) for m in model.modules()]
     configs = {id(m.config): m.config for m in model.modules() if "config" in vars(m)}
     values = {number: copied_values(config) for number, config in configs.items()}
-    functions = [*code_of(model), AttentionInterface._global_mapping[ATTENTION]]
+    functions = [*code_of(modules_of(model)), AttentionInterface._global_mapping[ATTENTION]]
     everywhere = *_global_forward_hooks.values(), *_global_forward_pre_hooks.values()
     code = [*map(_weakly, (*functions, *everywhere))]
     read = _Reading(read_little(model)) if has_own_code(model) else None

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_choice, check_integer
-from specdec.graphs.tree import weight_addresses
+from specdec.graphs.tree import modules_of, weight_addresses
 from specdec.hf import device_of, position_limit
 from specdec.targets.cache import Chunk, SlotCache, check_room
 from specdec.targets.discovery import find_route, length_to_try
@@ -102,7 +102,7 @@ class SlotModel:
         self.vocab_size: int = self.config.vocab_size
         self.max_positions = position_limit(self.config)
         self._structure, self._surface = structure(model), Surface(model)
-        self.num_handles, self.hooks = RemovableHandle.next_id, hooks_of(model)
+        self.num_handles, self.hooks = RemovableHandle.next_id, hooks_of(modules_of(model))
         self._dtype = model.dtype
         self.route: Route = route
         if vars(self).pop("_views", None):
@@ -210,7 +210,7 @@ class SlotModel:
     def has_other_hooks(self) -> bool:
         """Whether hooks were registered or removed since the model was tried."""
         count = RemovableHandle.next_id
-        if hooks_of(self.model) != self.hooks:
+        if hooks_of(modules_of(self.model)) != self.hooks:
             return True
         self.num_handles = count  # others' hooks need not be looked at again
         return False

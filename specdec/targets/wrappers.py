@@ -5,7 +5,7 @@ is compared to notice that a model was changed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -221,12 +221,14 @@ class Surface:
         configs = {id(m.config): m.config for m in modules if isinstance(m, PreTrainedModel)}
         values = [copied_values(config) for config in configs.values()]
         attributes = [value for module in modules for value in vars(module).values()]
-        return [hooks_of(model), code_of(model), values, attributes]
+        return [hooks_of(modules), code_of(modules), values, attributes]
 
 
-def hooks_of(model: PreTrainedModel) -> list[tuple[dict, dict]]:
-    """The dictionaries of hooks that are not empty, each with a copy of itself as it is now."""
-    held = [(m._forward_hooks, m._forward_pre_hooks) for m in modules_of(model)]
+def hooks_of(modules: Sequence[nn.Module]) -> list[tuple[dict, dict]]:
+    """The dictionaries of hooks of these modules, and of all, that are not empty, each with a copy
+    of itself as it is now.
+    """
+    held = [(m._forward_hooks, m._forward_pre_hooks) for m in modules]
     everywhere = _global_forward_hooks, _global_forward_pre_hooks
     return [(hooks, dict(hooks)) for pair in (everywhere, *held) for hooks in pair if hooks]
 
