@@ -1,5 +1,5 @@
 """A step of a target that is spread over the GPUs of one host, eager and captured: the table of
-docs/parallel.md.
+docs/gpu.md.
 
     PYTHONPATH=. torchrun --nproc-per-node 2 benchmarks/gpu_parallel.py   # into $OUT if it is set
 
