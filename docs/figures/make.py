@@ -29,7 +29,8 @@ from specdec import (
     TopSlots,
     zoo,
 )
-from specdec.evaluation import plots, read_study, sweep
+from specdec.evaluation import plots, sweep
+from specdec.evaluation.sweep import read_study
 from specdec.samplers import Noise
 from specdec.training import (
     FollowTarget,

@@ -63,7 +63,8 @@ def ablate(
     for library, option in (("matplotlib", plot), ("pandas", format == "latex" or None)):
         if option is not None:
             need(library, "--plot" if library == "matplotlib" else "--format latex")
-    from specdec.evaluation import Study, read_study, sweep
+    from specdec.evaluation import Study, sweep
+    from specdec.evaluation.sweep import read_study
     from specdec.processes import team
 
     if study.is_dir():

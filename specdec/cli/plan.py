@@ -147,9 +147,10 @@ def plan_self(
     **options: Any,
 ) -> None:
     """Prints the best draft cache and K by batch size and context."""
-    from specdec.evaluation import own_prompts, plan_draft_caches, read_prompts
+    from specdec.evaluation import own_prompts, read_prompts
     from specdec.evaluation.intervals import counted
     from specdec.evaluation.prompts import encode
+    from specdec.evaluation.self_drafts import plan_draft_caches
     from specdec.loading import load_target
     from specdec.targets import Target as Wrapped
 

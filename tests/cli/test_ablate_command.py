@@ -5,7 +5,8 @@ import json
 import pytest
 
 from specdec.cli import main
-from specdec.evaluation import Study, read_study, sweep
+from specdec.evaluation import Study, sweep
+from specdec.evaluation.sweep import read_study
 
 STUDY = """
 drafters = ["lookup", "{folder}/mine.py:make"]

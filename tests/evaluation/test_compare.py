@@ -9,7 +9,8 @@ from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, evaluate
-from specdec.evaluation import EvaluatedBatch, Evaluation, HFGenerate, Study, compare
+from specdec.evaluation import Evaluation, HFGenerate, Study, compare
+from specdec.evaluation.run_file import EvaluatedBatch
 
 TARGET = build("llama")
 DRAFT = perturbed(TARGET)

@@ -13,8 +13,8 @@ import pytest
 from specdec import SpeculativeGenerator, Tree, zoo
 from specdec.cli import main
 from specdec.cli.reproduce import Protocol
-from specdec.evaluation import Figures, evaluate, reproduce
-from specdec.evaluation.protocols import PROTOCOLS
+from specdec.evaluation import evaluate, reproduce
+from specdec.evaluation.protocols import PROTOCOLS, Figures
 from specdec.samplers import RejectionSampler
 
 TARGET, TOKENIZER = zoo.load_target(), zoo.load_tokenizer()

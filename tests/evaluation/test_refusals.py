@@ -15,20 +15,20 @@ from specdec import (
 )
 from specdec import SpeculativeGenerator as Generator
 from specdec.evaluation import (
-    CostCurve,
     Estimate,
     Prompt,
     Study,
-    Table,
-    bootstrap,
     evaluate,
     every_position,
     measure_costs,
     replay,
     sweep,
-    with_draft_length,
 )
+from specdec.evaluation.costs import CostCurve
+from specdec.evaluation.intervals import bootstrap
+from specdec.evaluation.positions import with_draft_length
 from specdec.results import RowStep, SpeculationStats
+from specdec.show.table import Table
 
 TARGET = build("llama")
 GENERATOR = Generator(TARGET, ModelDrafter(perturbed(TARGET), 3))

@@ -22,9 +22,9 @@ from specdec import (
     evaluate,
     zoo,
 )
-from specdec.evaluation import Evaluation, Study, difference, read_study, sweep
+from specdec.evaluation import Evaluation, Study, difference, sweep
 from specdec.evaluation.study import file_of
-from specdec.evaluation.sweep import _short_names
+from specdec.evaluation.sweep import _short_names, read_study
 
 ROOT = Path(__file__).parents[2]
 TARGET = build("llama")
@@ -278,7 +278,7 @@ def made(rng, share) -> Evaluation:
     """A run of made-up steps of two draft tokens, of which such a share is accepted; 40 prompts, or
     one for each share.
     """
-    from specdec.evaluation import EvaluatedBatch, EvaluatedRow
+    from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow
     from specdec.results import RowStep
 
     batches = []
