@@ -72,7 +72,11 @@ REFUSED = [
     (lambda: sweep(TARGET, [[1]], limit=-1), ValueError, "limit must be an integer >= 1"),
     (lambda: sweep(TARGET, [[1]], limit="2"), TypeError, "limit must be an integer >= 1"),
     (lambda: sweep(TARGET, [[1]], timed="yes"), ValueError, "timed must be True or False"),
-    (lambda: sweep(TARGET, [[1]], proposals=["x"]), ValueError, "a value of proposal must be"),
+    (
+        lambda: sweep(TARGET, [[1]], vary={"proposal": ["x"]}),
+        ValueError,
+        "a value of proposal must be",
+    ),
     (lambda: sweep(TARGET, [[1]], output=__file__), ValueError, "output must be a folder, and"),
     (lambda: certify(BlockSampler), TypeError, "got the class BlockSampler"),
     (lambda: evaluate(GENERATOR, ["text"]), ValueError, "pass tokenizer="),
