@@ -61,7 +61,7 @@ def certify(
     prompts: Sequence[Sequence[int]] | Tensor,
     *,
     num_samples: int = 64,
-    num_tokens: int = 64,
+    max_new_tokens: int = 64,
     settings: Sequence[Mapping[str, Any]] = ({"temperature": 1.0},),
     target_bias: float | None = None,
     until_sure: bool = False,
