@@ -9,7 +9,7 @@ from specdec.evaluation.cells import CHOICES, Cell, axes_of, called, joined, lin
 from specdec.evaluation.evaluation import SPEED_UNIT, Evaluation
 from specdec.evaluation.intervals import MIN_CLUSTERS, Estimate, counted, holm
 from specdec.evaluation.paired import p_values, quotient, value_of
-from specdec.evaluation.swaps import PairedTests
+from specdec.evaluation.swaps import PairedTest, PairedTests
 from specdec.show.table import Table
 
 FIGURES = {
@@ -46,16 +46,17 @@ def study_table(
         spread: `"interval"`, or `"±"` for half of its width.
         notes: further ones.
     """
-    places = {str(test.cell): test for test in tests.tests} if tests else {}
-    pairs = zip(cells, runs, strict=True)
-    found = {id(run): places[str(cell)] for cell, run in pairs if str(cell) in places}
+    found: dict[int, list[PairedTest]] = {}  # several, where a run has several partners
+    for test in tests.tests if tests else ():
+        found.setdefault(id(runs[cells.index(test.cell)]), []).append(test)
     best = set() if tests else set(map(id, _best_of_columns(cells, runs, columns, of)))
 
     def shown(run: Evaluation | None) -> list[str]:
         if run is None:
             return ["", ""] if tests else [""]
         own = [in_text(run.estimates[of], FIGURES[of], spread)]
-        if tests and (test := found.get(id(run))):
+        if len(found.get(id(run), ())) == 1:
+            (test,) = found[id(run)]
             marks = "*" * sum(test.adjusted <= level for level in stars)
             own.append(in_text(test.difference, "+" + FIGURES[of], spread) + marks)
         return own + [""] * (bool(tests) + 1 - len(own))

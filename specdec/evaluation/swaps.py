@@ -92,14 +92,16 @@ class PairedTests(Tabular):
         many = "-".join(map(str, counts[:: max(1, len(counts) - 1)]))
         swaps = "all" if counts[-1] <= MOST_EXACT else f"{NUM_DRAWN + 1:,} random".replace(",", " ")
         named = ", ".join(called(name, value) for name, value in self.first.items())
+        is_time = self.of in ("ms_per_token", "tokens_per_second")
+        units = "separate batches" if is_time else "prompts"
         least = len(self.tests) * 2 / 2 ** counts[-1]  # of an exact p-value, after Holm
         few = (
-            f" So few prompts show no difference: after Holm no p is below {min(least, 1):.2g}."
+            f" So few {units} show no difference: after Holm no p is below {min(least, 1):.2g}."
             * (least > 0.05)
         )
         return (
             f"{self.of[0].upper()}{self.of[1:]}".replace("_", " ")
-            + f" minus that of {named}; p by {swaps} label swaps within {many} prompts, two-sided; "
+            + f" minus that of {named}; p by {swaps} label swaps within {many} {units}, two-sided; "
             f"Holm over {len(self.tests)} pairs.{few}"
         )
 

@@ -169,3 +169,26 @@ def test_the_note_names_prompts_seed_hardware_and_commit():
     commit = (run["git_revision"] or "unknown")[:12]
     assert "2 prompts, 1 text of each, at most 2 tokens, seed 7, cpu" in note
     assert note.removesuffix("}").endswith(f"float32, commit {commit}.")
+
+
+def test_a_run_with_several_partners_has_no_difference_of_its_own():
+    """One rule, `argmax`, of two draft temperatures; of samples each is a rule of its own."""
+    rng = np.random.default_rng(5)
+    warm, cold, both = (made(rng, rng.beta(4, 3, 8)) for _ in range(3))
+    axes = itertools.product(("sample", "argmax"), (1.0, 0.5))
+    keys = [{"drafter": "a", "draft": 3, "temperature": 1.0} for _ in range(4)]
+    cells = [
+        key | {"proposal": p, "draft_temperature": t}
+        for key, (p, t) in zip(keys, axes, strict=True)
+    ]
+    study = Study(cells, [warm, cold, both, both])
+    assert len(study.test({"proposal": "sample"}).tests) == 2
+    (table,) = study.tables("draft", minus={"proposal": "sample"})
+    assert [row[-1] for row in table.rows] == ["", "", ""]
+    (table,) = study.tables("draft", minus={"proposal": "sample", "draft_temperature": 0.5})
+    assert [bool(row[-1]) for row in table.rows] == [True, False, True]
+
+
+def test_of_times_the_labels_are_swapped_within_batches():
+    found = grid(np.random.default_rng(6), cells=1).test({"drafter": "a"}, of="tokens_per_second")
+    assert "within 10 separate batches, two-sided" in found.note()
