@@ -128,7 +128,7 @@ REFUSED = {
     "plan --batch-sizes 1,x": "'--batch-sizes': must be like 1,8, got 1,x",
     f"inspect {HEAD} --prompt a": "--prompt belongs to the parity check .*pass --target",
     f"inspect {HEAD} --num-draft-tokens 8": "--num-draft-tokens belongs to the parity",
-    "inspect lookup --new-tokens 8": "--new-tokens belongs to the parity check of a head",
+    "inspect lookup --max-new-tokens 8": "--max-new-tokens belongs to the parity check of a head",
     REPRODUCE + "--sets gsm9k": r"a set of sets= \(--sets\) must be",
     REPRODUCE + "--budgets 7": r"a budget of budgets= \(--budgets\) must be",
     REPRODUCE + "--sets alpaca": r"does not hold the set alpaca: .*\(--sets\)",
