@@ -24,23 +24,12 @@ import torch
 from timing import DEVICE, Op, Turns, about, copies, num_launches, replay, show
 from torch import Tensor
 
-from specdec.kernels import (
-    Cutoff,
-    FilterParams,
-    Truncation,
-    VerifyUniforms,
-    draw,
-    filtered_probs,
-    find_cutoff,
-    race,
-    sample,
-    token_rule,
-    verify,
-)
+from specdec.kernels import FilterParams, draw, filtered_probs, race, sample, verify
 from specdec.kernels.race.reference import race_weights
 from specdec.kernels.truncate import reference as truncate
-from specdec.kernels.truncate.reference import is_kept
-from specdec.kernels.verify.reference import block_rule
+from specdec.kernels.truncate.reference import find_cutoff, is_kept
+from specdec.kernels.types import Cutoff, Truncation, VerifyUniforms
+from specdec.kernels.verify.reference import block_rule, token_rule
 from specdec.types import Draft, Verdict
 
 NUM_DRAFT_TOKENS, VOCAB = 5, 128256 if DEVICE == "cuda" else 4096

@@ -31,13 +31,15 @@ if TYPE_CHECKING:
     from specdec.samplers.coupling import CouplingSampler
     from specdec.samplers.logits_filter import LogitsFilter
     from specdec.samplers.lossy import EnsembleSampler, TypicalSampler
-    from specdec.samplers.noise import Drawing, StepNoise, Stream
+    from specdec.samplers.noise import Drawing, Noise, StepNoise, Stream
     from specdec.samplers.rejection import RejectionSampler
     from specdec.targets import Target
-    from specdec.types import PAD_TOKEN, Context, Draft, Verdict
+    from specdec.types import Context, Draft, Verdict
+
+__version__ = "0.1.0"
+"""Of this package: pyproject.toml reads it here."""
 
 __all__ = [
-    "PAD_TOKEN",
     "AssistantDrafter",
     "BlockSampler",
     "Context",
@@ -57,6 +59,7 @@ __all__ = [
     "MaskTokenDrafter",
     "ModelDrafter",
     "NoDrafter",
+    "Noise",
     "PromptLookupDrafter",
     "Proposal",
     "Recent",
@@ -102,11 +105,11 @@ _HOMES = {
     "samplers.block": "BlockSampler",
     "samplers.coupling": "CouplingSampler",
     "samplers.lossy": "EnsembleSampler TypicalSampler",
-    "samplers.noise": "Drawing StepNoise Stream",
+    "samplers.noise": "Drawing Noise StepNoise Stream",
     "samplers.rejection": "RejectionSampler",
     "samplers.logits_filter": "LogitsFilter",
     "targets": "Target",
-    "types": "PAD_TOKEN Context Draft Verdict",
+    "types": "Context Draft Verdict",
 }
 """Modules that define the names, as type checkers see them above."""
 

@@ -43,8 +43,8 @@ from specdec.loop.processors import step_with_processors
 from specdec.loop.state import Parts
 from specdec.loop.storage import StoragePool, signature_of
 from specdec.loop.tracer import StepTracer
-from specdec.request import GenerateOptions, Request
-from specdec.request.call import read_request, request_of, with_options
+from specdec.request import GenerateOptions
+from specdec.request.call import Request, read_request, request_of, with_options
 from specdec.request.hook import HookOutput, check_hook
 from specdec.request.options import check_config, with_stop_strings
 from specdec.request.prompts import refuse_unknown

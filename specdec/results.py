@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
 
 from torch import Tensor
 from typing_extensions import TypeVar
@@ -130,9 +130,19 @@ def _of_chain(count: int) -> list[int]:
     return list(range(-1, count - 1))
 
 
+class Totals(NamedTuple):
+    """Counts over all rows, which `SpeculationStats` has for each row."""
+
+    steps: int
+    drafted: int
+    accepted: int
+    emitted: int
+
+
 class SpeculationStats:
     """Counts of a generation, and every rate derived from them.
 
+    `steps`, `drafted`, `accepted` and `emitted` have a number per row, `totals` their sums.
     Statistics of several generations add up (`a + b`, `sum(list_of_stats)`): their rows follow each
     other, positions that one of them does not have count nothing there, and times add.
 
@@ -212,6 +222,18 @@ class SpeculationStats:
         return self if other == 0 else NotImplemented
 
     @property
+    def totals(self) -> Totals:
+        """Steps and tokens over all rows.
+
+        Example:
+            >>> rows = [[RowStep([1, 2], 1, [1, 9])], [RowStep([3, 4], 2, [3, 4, 5])]]
+            >>> stats = SpeculationStats(rows, num_draft_tokens=2)
+            >>> stats.steps, stats.totals
+            ([1, 1], Totals(steps=2, drafted=4, accepted=3, emitted=5))
+        """
+        return Totals(*(sum(getattr(self, name)) for name in Totals._fields))
+
+    @property
     def tokens_per_s(self) -> float | None:
         """Emitted tokens per second of `wall_s`; `None` where nobody measured."""
         return sum(self.emitted) / self.wall_s if self.wall_s else None
@@ -220,6 +242,11 @@ class SpeculationStats:
     def acceptance_length(self) -> float:
         """1 + mean accepted tokens per step."""
         return 1 + _ratio(sum(self.accepted), sum(self.steps))
+
+    @property
+    def accepted_per_step(self) -> float:
+        """Mean accepted tokens per step: the acceptance length without the target's own token."""
+        return _ratio(sum(self.accepted), sum(self.steps))
 
     @property
     def acceptance_rate(self) -> float:
@@ -270,9 +297,10 @@ class SpeculationStats:
         return frame
 
     def __repr__(self) -> str:
+        totals = self.totals
         return (
             f"SpeculationStats(acceptance length {self.acceptance_length:.2f}, rate "
-            f"{self.acceptance_rate:.2f}, {sum(self.emitted)} tokens in {sum(self.steps)} steps of "
+            f"{self.acceptance_rate:.2f}, {totals.emitted} tokens in {totals.steps} steps of "
             f"{len(self.steps)} rows, {draft_size(self.num_draft_tokens, self.depth)}"
             + (f", {self.wall_s:.2f} s)" if self.wall_s is not None else ")")
         )
@@ -281,7 +309,7 @@ class SpeculationStats:
         time = ""
         if self.tokens_per_s is not None:
             time = f", {self.wall_s:.2f} s, {self.tokens_per_s:.1f} tokens/s"
-        counts = f"{sum(self.emitted)} tokens, {sum(self.steps)} steps{time}"
+        counts = f"{self.totals.emitted} tokens, {self.totals.steps} steps{time}"
         positions = [str(self._positions())] if self.num_draft_tokens else []
         return "\n".join(["   ".join(self._figures()), counts, *positions])
 
@@ -302,7 +330,7 @@ class SpeculationStats:
         return Table(["position", "reached", "accepted", "conditional", "joint"], rows)
 
 
-_OF_ROWS = ("steps", "drafted", "accepted", "emitted")
+_OF_ROWS = Totals._fields
 _OF_POSITIONS = ("accepted_at", "reached_at")
 _RATES = (
     *("acceptance_length", "acceptance_rate", "block_efficiency"),

@@ -2,8 +2,8 @@
 
 import math
 
-from specdec.evaluation import Estimate, bootstrap
-from specdec.evaluation.intervals import ratio
+from specdec.evaluation import Estimate
+from specdec.evaluation.intervals import bootstrap, ratio
 from specdec.results import SpeculationStats
 
 

@@ -14,13 +14,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from specdec.kernels import (
-    AttentionOptions,
-    Cutoff,
-    FilterParams,
-    Truncation,
-    VerifyUniforms,
-)
+from specdec.kernels import AttentionOptions, FilterParams
 from specdec.kernels.attention import triton as triton_attention
 from specdec.kernels.linear import triton as triton_linear
 from specdec.kernels.philox import triton as triton_philox
@@ -28,6 +22,7 @@ from specdec.kernels.race import triton as triton_race
 from specdec.kernels.sample import triton as triton_sample
 from specdec.kernels.slots import triton as triton_write_slots
 from specdec.kernels.truncate import triton as triton_truncate
+from specdec.kernels.types import Cutoff, Truncation, VerifyUniforms
 from specdec.kernels.verify import triton as triton_verify
 from specdec.types import Draft
 

@@ -18,24 +18,15 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is there on Linux only")
 
-from specdec.kernels import (
-    Cutoff,
-    FilterParams,
-    Truncation,
-    VerifyUniforms,
-    draw,
-    filtered_probs,
-    find_cutoff,
-    token_rule,
-    verify,
-)
+from specdec.kernels import FilterParams, draw, filtered_probs, verify
 from specdec.kernels.race import triton as triton_race
 from specdec.kernels.race.reference import exponentials
 from specdec.kernels.sample import triton as triton_sample
 from specdec.kernels.truncate import triton as triton_truncate
-from specdec.kernels.truncate.reference import is_kept, scale
+from specdec.kernels.truncate.reference import find_cutoff, is_kept, scale
+from specdec.kernels.types import Cutoff, Truncation, VerifyUniforms
 from specdec.kernels.verify import triton as triton_verify
-from specdec.kernels.verify.reference import block_rule
+from specdec.kernels.verify.reference import block_rule, token_rule
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
 MARGIN = 1e-5

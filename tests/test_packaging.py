@@ -10,6 +10,8 @@ import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
 
+import specdec
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 IGNORED = [
@@ -79,7 +81,7 @@ def test_a_wheel_and_an_sdist_contain_every_file_of_the_package(tmp_path):
     in_wheel, in_sdist = build(tmp_path / "copy", tmp_path)
     project = PROJECT["project"]
     needed = {"pyproject.toml", project["readme"], *project["license-files"]}
-    information = f"{project['name'].replace('-', '_')}-{project['version']}.dist-info/"
+    information = f"{project['name'].replace('-', '_')}-{specdec.__version__}.dist-info/"
     assert {name for name in in_wheel if not name.startswith(information)} == files_of_the_package()
     assert (files_of_the_package() | needed) - in_sdist == set()
 

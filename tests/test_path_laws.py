@@ -23,8 +23,8 @@ from specdec.certificates.sampler.paths import Paths
 from specdec.certificates.sampler.problems import FILTERS, Problems, random_problems
 from specdec.drafters import Paths as DraftPaths
 from specdec.drafters.base import shape_of
-from specdec.kernels import PathDraft
 from specdec.kernels.verify import paths as kernel
+from specdec.kernels.verify.paths import PathDraft
 from specdec.samplers import (
     BlockSampler,
     GBVSampler,

@@ -144,7 +144,7 @@ class Everything:
         trace = generator.generate(ids, max_new_tokens=6, trace=True).trace
         roots = every_position(generator, trace)
         yield replay(roots, num_draft_tokens=2, sampler=BlockSampler()).totals.tolist()
-        few = {"num_samples": 3, "num_tokens": 6, "audit_tokens": 4}
+        few = {"num_samples": 3, "max_new_tokens": 6, "audit_tokens": 4}
         yield certify(generator, self.prompts[:2], **few).passed
 
     def certified(self):

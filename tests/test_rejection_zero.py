@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from specdec.certificates.sampler.paths import Paths
 from specdec.certificates.sampler.problems import Problems, random_weights
-from specdec.kernels import VerifyUniforms, draw, token_rule
-from specdec.kernels.verify.reference import point_rule
+from specdec.kernels import draw
+from specdec.kernels.types import VerifyUniforms
+from specdec.kernels.verify.reference import point_rule, token_rule
 from specdec.samplers import (
     BlockSampler,
     CouplingSampler,

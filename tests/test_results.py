@@ -24,6 +24,7 @@ from specdec import (
     TypicalSampler,
     zoo,
 )
+from specdec.results import RowStep
 
 MODEL = build("llama")
 IDS, MASK = ragged_prompts(VOCAB, 2, 5, 8)
@@ -198,3 +199,13 @@ def test_parts_print_what_they_are():
     assert "\n" in repr(nested)
     assert "\n" not in repr(SpeculativeGenerator(MODEL, None, nested))
     assert repr(TypicalSampler()) == "TypicalSampler(epsilon=0.3, delta=0.09)"
+
+
+def test_totals_are_those_of_all_rows_and_the_two_counts_differ_by_one_token():
+    rows = [[RowStep([1, 2], 1, [1, 9])], [RowStep([3, 4], 2, [3, 4, 5]), RowStep([6], 0, [7])]]
+    stats = SpeculationStats(rows, 2)
+    assert (stats.steps, stats.drafted) == ([1, 2], [2, 3])
+    assert stats.totals == (3, 5, 3, 6)
+    assert stats.totals.emitted == sum(stats.emitted)
+    assert stats.accepted_per_step == 1.0 == stats.acceptance_length - 1
+    assert SpeculationStats([], 2).totals == (0, 0, 0, 0)

@@ -41,7 +41,7 @@ while not generation.has_ended.all():
     print(generator.step(generation).verdict.num_accepted)
 print(generator.last_result.stats.acceptance_rate)
 assert certify(RejectionSampler(), sizes=((3, 1, 4),)).is_exact
-assert certify(generator, [[1, 2, 3]], num_samples=4, num_tokens=8).passed
+assert certify(generator, [[1, 2, 3]], num_samples=4, max_new_tokens=8).passed
 print(specdec.certify(BlockSampler()).failures, evaluate(generator, ["x"], tokenizer=tokenizer))
 options: GenerateOptions = {"max_new_tokens": 4}
 first = FirstMatch(SuffixDrafter(8), PromptLookupDrafter(3))

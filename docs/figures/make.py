@@ -29,7 +29,8 @@ from specdec import (
     TopSlots,
     zoo,
 )
-from specdec.evaluation import plots, read_study, sweep
+from specdec.evaluation import Study, plots, sweep
+from specdec.evaluation.sweep import read_study
 from specdec.samplers import Noise
 from specdec.training import (
     FollowTarget,
@@ -79,9 +80,11 @@ def study(*, file: str, x: str, of: list[str], where: dict) -> None:
     """What the study of a file shows, which runs first, or goes on; a panel for each number."""
     arguments = read_study(FOLDER.parent / file)
     found = sweep(**arguments, output=FOLDER.parents[1] / "build" / file, progress=True)
-    found = found.where(**where)
+    kept = [i for i, cell in enumerate(found.cells) if where.items() <= cell.items()]
+    found = Study([found.cells[i] for i in kept], [found.runs[i] for i in kept], found.timed)
     if x == "position":
-        plots.acceptance_by_position({n: found.run(drafter=n) for n in found.axes["drafter"]})
+        names = (cell["drafter"] for cell in found.cells)
+        plots.acceptance_by_position(dict(zip(names, found.runs, strict=True)))
     elif len(of) == 1:
         found.plot(x, *of)
     else:
@@ -141,11 +144,12 @@ def hiding(*, seen: list[int], depths: list[int], tokens: int, options: dict) ->
     }
     output = FOLDER.parents[1] / "build" / "self-drafting"
     found = sweep(target, prompts, drafters=drafters, output=output, progress=True, **options)
+    runs = {cell["drafter"]: run for cell, run in zip(found.cells, found.runs, strict=True)}
     _, axes = plt.subplots(1, 2, figsize=(9, 3), layout="constrained", sharey=True)
     for kind, of in kinds.items():
         ax, means = axes[int(kind == "early exit")], []
         for n in of:
-            means.append(found.run(drafter=f"{kind}, {n}").stats.acceptance_length)
+            means.append(runs[f"{kind}, {n}"].stats.acceptance_length)
             print(f"{kind}, {n}: {means[-1]:.2f} of {len(prompts)} texts")
         ax.plot(list(of), means, marker=".", label=kind)
     axes[0].set(

@@ -18,29 +18,23 @@ from specdec.certificates.foreign import (
     RuleNoise,
     huggingface_rule,
 )
-from specdec.certificates.generator.along import CertificateError, Leaning, Sentinel, TextTest
+from specdec.certificates.generator.along import CertificateError, Sentinel
 from specdec.certificates.generator.report import RunReport, certify_generator
 from specdec.certificates.sampler.exact import Sizes, certify_sampler
-from specdec.certificates.sampler.report import DrawnEvidence, Failure, SamplerReport
+from specdec.certificates.sampler.report import SamplerReport
 from specdec.generator import SpeculativeGenerator
 from specdec.samplers import Sampler
 
 __all__ = [
     "AnswerFrom",
     "CertificateError",
-    "DrawnEvidence",
-    "Failure",
     "ForeignBatchSampler",
     "ForeignSampler",
-    "Leaning",
     "RuleNoise",
     "RunReport",
     "SamplerReport",
     "Sentinel",
-    "TextTest",
     "certify",
-    "certify_generator",
-    "certify_sampler",
     "huggingface_rule",
 ]
 
@@ -67,7 +61,7 @@ def certify(
     prompts: Sequence[Sequence[int]] | Tensor,
     *,
     num_samples: int = 64,
-    num_tokens: int = 64,
+    max_new_tokens: int = 64,
     settings: Sequence[Mapping[str, Any]] = ({"temperature": 1.0},),
     target_bias: float | None = None,
     until_sure: bool = False,

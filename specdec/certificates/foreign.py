@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from specdec.arguments import check_integer, check_number, shown
-from specdec.kernels import draw, first_arrival
+from specdec.kernels import draw
+from specdec.kernels.race.reference import first_arrival
 from specdec.samplers import LogitsFilter, Sampler, StepNoise, Stream
 from specdec.types import PAD_TOKEN, Draft, Verdict
 

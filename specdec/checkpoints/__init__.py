@@ -7,15 +7,13 @@ What a family adds (how its files are recognised, translated and refused) is in 
 from specdec.checkpoints.drafter import load
 from specdec.checkpoints.family import Family, Source, Translation
 from specdec.checkpoints.layout import Key, Layout
-from specdec.checkpoints.survey import Checkpoint, Survey, survey_checkpoint
+from specdec.checkpoints.survey import survey_checkpoint
 
 __all__ = [
-    "Checkpoint",
     "Family",
     "Key",
     "Layout",
     "Source",
-    "Survey",
     "Translation",
     "load",
     "survey_checkpoint",

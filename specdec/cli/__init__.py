@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from specdec import __version__
 from specdec.cli.ablate import ablate
 from specdec.cli.certify import certify
 from specdec.cli.chat import chat
@@ -96,8 +97,8 @@ def _run(argv: list[str]) -> int:
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
-        names = ("specdec-torch", "torch", "transformers")
-        print(", ".join(f"{name} {version_of(name)}" for name in names))
+        others = (f"{name} {version_of(name)}" for name in ("torch", "transformers"))
+        print(f"specdec-torch {__version__}", *others, sep=", ")
         raise typer.Exit
 
 

@@ -21,11 +21,6 @@ def cell(value: str) -> dict[str, str]:
     return dict(pairs)
 
 
-def contrast(what: str) -> Any:
-    """An option that names cells."""
-    return Option(parser=cell, metavar="AXIS=VALUE,...", help=f"{what} cells; default: none")
-
-
 def ablate(
     study: Annotated[Path, Argument(help="TOML file, or the folder of a study that has run")],
     output: Annotated[Path | None, Option(help="folder; default: the file's name")] = None,
@@ -40,8 +35,14 @@ def ablate(
             "or, of a timed study, ms_per_token",
         ),
     ] = None,
-    minus: Annotated[Any, contrast("differences to these")] = None,
-    over: Annotated[Any, contrast("ratios to these")] = None,
+    minus: Annotated[
+        Any,
+        Option(
+            parser=cell,
+            metavar="AXIS=VALUE,...",
+            help="differences to these cells beside each, with stars; default: none",
+        ),
+    ] = None,
     plot: Annotated[
         Path | None, Option(metavar="FILE", help="figure: .png, .svg, .pdf; default: none")
     ] = None,
@@ -51,8 +52,8 @@ def ablate(
 
     The file names arguments of specdec.evaluation.sweep, and options of generate beside them. An
     interrupted study goes on where it stopped; processes of accelerate launch share the prompts.
-    Differences (--minus) and ratios (--over) are paired over prompts. Paths in the file are seen
-    from the working folder.
+    Differences (--minus) are paired over prompts, and tested by swaps of labels within prompts.
+    Paths in the file are seen from the working folder.
     """
     if plot is not None and not plot.parent.is_dir():
         raise ValueError(f"--plot {plot}: there is no folder {plot.parent}")
@@ -63,7 +64,8 @@ def ablate(
     for library, option in (("matplotlib", plot), ("pandas", format == "latex" or None)):
         if option is not None:
             need(library, "--plot" if library == "matplotlib" else "--format latex")
-    from specdec.evaluation import Study, read_study, sweep
+    from specdec.evaluation import Study, sweep
+    from specdec.evaluation.sweep import read_study
     from specdec.processes import team
 
     if study.is_dir():
@@ -79,9 +81,7 @@ def ablate(
             if team().is_first and output.is_dir():
                 with replacing(output / "study.toml") as file:
                     file.write(study.read_bytes())
-    tables = found.tables()
-    if any((columns, of, minus, over)):
-        tables = [found.table(columns, of, minus=_typed(found, minus), over=_typed(found, over))]
+    tables = found.tables(columns, of, minus=_typed(found, minus))
     print_as(format, tables, {"timed": found.timed, "cells": found.records()})
     if plot is not None and team().is_first:
         plot = plot if plot.suffix else plot.with_suffix(".png")  # as matplotlib does
@@ -91,12 +91,12 @@ def ablate(
 
 def _typed(study: Any, texts: dict[str, str] | None) -> dict[str, Any] | None:
     """The values that a study has under these texts; other texts stay, and are refused there."""
-    from specdec.evaluation.study import number
+    from specdec.evaluation.cells import axes_of, number
 
     if texts is None:
         return None
     known = {
         n: {number(v) if isinstance(v, float) else str(v): v for v in values}
-        for n, values in study.axes.items()
+        for n, values in axes_of(study.cells).items()
     }
     return {name: known.get(name, {}).get(text, text) for name, text in texts.items()}

@@ -25,7 +25,7 @@ def certify(
     prompts: Annotated[int | None, count("of source code; default: 2")] = None,
     prompt_tokens: Annotated[int | None, count("of these; default: 8")] = None,
     samples: Annotated[int, count("texts per prompt")] = 64,
-    tokens: Annotated[int, count("of each of these texts")] = 64,
+    max_new_tokens: Annotated[int, count("of each of these texts")] = 64,
     audit_tokens: Annotated[int, count("of audits")] = 64,
     temperature: Annotated[float, Option(metavar="T", help="of sampling")] = 1.0,
     top_k: Annotated[int | None, count("while sampling; default: all")] = None,
@@ -69,7 +69,7 @@ def certify(
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     settings = {name: value for name, value in settings.items() if value is not None}
     options = {"audit_tokens": audit_tokens, "settings": [settings], "false_alarm": false_alarm}
-    options |= {"num_samples": samples, "num_tokens": tokens}
+    options |= {"num_samples": samples, "max_new_tokens": max_new_tokens}
     options |= {"target_bias": target_bias, "until_sure": until_sure}
     runs = certify(generator, ids, progress=partial(bar, desc="samples"), **options)
     print(runs)

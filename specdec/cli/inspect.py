@@ -46,7 +46,7 @@ def inspect(
     name: Annotated[str, Argument(metavar="DRAFTER", help=f"a head's folder or id; {DRAFTER}")],
     target: Annotated[str | None, Option(help="zoo, or folder or id of what it drafts for")] = None,
     prompt: Prompts = None,
-    new_tokens: Annotated[int | None, count("of each prompt; default: 64")] = None,
+    max_new_tokens: Annotated[int | None, count("of each prompt; default: 64")] = None,
     num_draft_tokens: DraftTokens = None,
     dtype: DType = "auto",
     device: Device = "cpu",
@@ -71,7 +71,7 @@ def inspect(
     make = find_drafter(name, k) if folder is None else None
     target = target or ("zoo" if make or name.startswith("zoo:") else None)
     if make or target is None:
-        parity = {"prompt": prompt or None, "new_tokens": new_tokens}
+        parity = {"prompt": prompt or None, "max_new_tokens": max_new_tokens}
         parity |= {} if make else {"num_draft_tokens": num_draft_tokens}
         refuse(parity, "belongs to the parity check of a head; pass --target with it")
     place = {"dtype": dtype, "device": device}
@@ -92,7 +92,7 @@ def inspect(
         return
     readings = alternatives(survey, checkpoint, model)
     inputs = _inputs(prompt, target, tokenizer).to(model.device)
-    sizes = {"max_new_tokens": new_tokens or 64, "num_draft_tokens": k}
+    sizes = {"max_new_tokens": max_new_tokens or 64, "num_draft_tokens": k}
     masks = (inputs.input_ids, inputs.attention_mask)
     trials = try_readings(readings, survey.family.drafter, model, *masks, **sizes)
     print(f"\nparity check, greedy, K = {k}:\n{table(trials)}")

@@ -106,22 +106,49 @@ def plan(
         limit=limit,
         drafters=["none", name],
         drafts=drafts,
-        proposals=[parts.proposal],
-        draft_temperatures=[parts.draft_temperature],
         samplers={parts.sampler: load_sampler(parts.sampler, target_weight=parts.target_weight)},
         temperatures=[temperature],
-        vary={"batch_size": batch_sizes},
+        vary={
+            "batch_size": batch_sizes,
+            "proposal": [parts.proposal],
+            "draft_temperature": [parts.draft_temperature],
+        },
         max_new_tokens=max_new_tokens,
         timed=True,
         rounds=rounds,
         progress=True,
     )
-    print(study.table("batch_size", over={"drafter": "none"}))
+    print(_speed_ups(study, name, batch_sizes))
     for rows in batch_sizes:
-        best, *others = study.best(batch_size=rows).ranked()
+        found = study.best(batch_size=rows)
+        best, *others = dict.fromkeys(_way(cell) for cell in found.cells)
         alike = f"; not told apart from it: {'; '.join(others)}" if others else ""
         pays = "" if "none" not in (best, *others) else " (drafting is not shown to pay)"
         print(f"fastest with batches of {rows}: {best}{alike}{pays}")
+
+
+def _way(cell: dict[str, Any]) -> str:
+    """How a cell drafts."""
+    from specdec.evaluation.cells import called
+
+    return cell["drafter"] if cell["drafter"] == "none" else called("draft", cell["draft"])
+
+
+def _speed_ups(study: Any, name: str, batch_sizes: list[int]) -> Any:
+    """The speed of every length of drafts over plain decoding, by batch size."""
+    from specdec.show.table import Table
+
+    rows = []
+    for cell in study.cells:
+        if cell["drafter"] == name and cell["batch_size"] == batch_sizes[0]:
+            places = [
+                {"draft": cell["draft"], "batch_size": size} for size in dict.fromkeys(batch_sizes)
+            ]
+            pairs = [({**at, "drafter": "none"}, {**at, "drafter": name}) for at in places]
+            rows.append([_way(cell), *(format(study.ratio(*pair), ".2f") for pair in pairs)])
+    header = ["draft", *(f"batches of {size}" for size in dict.fromkeys(batch_sizes))]
+    note = "Speed over that of plain decoding; 95 % intervals over separate batches."
+    return Table(header, rows, (note,))
 
 
 def seconds_per_token(generators: list[Any], rows: int) -> float:
@@ -147,9 +174,10 @@ def plan_self(
     **options: Any,
 ) -> None:
     """Prints the best draft cache and K by batch size and context."""
-    from specdec.evaluation import own_prompts, plan_draft_caches, read_prompts
+    from specdec.evaluation import own_prompts, read_prompts
     from specdec.evaluation.intervals import counted
     from specdec.evaluation.prompts import encode
+    from specdec.evaluation.self_drafts import plan_draft_caches
     from specdec.loading import load_target
     from specdec.targets import Target as Wrapped
 

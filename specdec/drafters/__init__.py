@@ -44,33 +44,14 @@ _HOMES = {
 """Modules that define the names, which are imported on their first use."""
 
 __all__ = [
-    "AssistantConfig",
-    "AssistantDrafter",
-    "AssistantHead",
     "CommonVocabulary",
-    "Drafter",
     "EagleConfig",
-    "EagleDrafter",
     "EagleHead",
-    "FirstMatch",
     "MTPConfig",
-    "MTPDrafter",
     "MTPHead",
     "MaskTokenConfig",
-    "MaskTokenDrafter",
     "MaskTokenHead",
-    "ModelDrafter",
-    "NoDrafter",
     "Paths",
-    "PromptLookupDrafter",
-    "Proposal",
-    "Recent",
-    "SelfDrafter",
-    "Sinks",
-    "SuffixDrafter",
-    "TopSlots",
-    "Tree",
-    "Visible",
 ]
 
 

@@ -65,7 +65,7 @@ def p_values(runs: Sequence[Evaluation], of: str) -> np.ndarray:
         of: as in `difference`.
     """
     is_known = np.array([_is_known(run, of) for run in runs])
-    values = paired_p_values(_table(runs, of))
+    values = paired_p_values(totals_of(runs, of))
     return np.where(is_known & is_known[:, None], values, 1.0)
 
 
@@ -81,7 +81,7 @@ def _is_known(run: Evaluation, of: str) -> bool:
 
 
 def _paired(first: Evaluation, second: Evaluation, of: str, contrast: np.ufunc) -> Estimate:
-    table = _table([first, second], of)
+    table = totals_of([first, second], of)
     if not (_is_known(first, of) and _is_known(second, of)):
         return Estimate(math.nan, level=first.level)
 
@@ -99,8 +99,12 @@ _PARTS = {
 }
 
 
-def _table(runs: Sequence[Evaluation], of: str) -> np.ndarray:
-    """`[n, c, 2]`: the totals of every prompt, or of every group of batches, in c runs."""
+def totals_of(runs: Sequence[Evaluation], of: str) -> np.ndarray:
+    """`[n, c, 2]`: the totals of every prompt, or of every group of batches, in c runs.
+
+    Raises:
+        ValueError: runs over other prompts, or over batches of other rows for speed.
+    """
     check_choice("of", of, [*_PARTS, "tokens_per_second", "ms_per_token"])
     first, *others = found = [_totals(run, of) for run in runs]
     for other in others:

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from specdec.evaluation.cells import axes_of, lines_of, name_of
 from specdec.evaluation.costs import CostCurve
 from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.intervals import Estimate
 from specdec.evaluation.replay import Replay
+from specdec.evaluation.study_table import ranked
 from specdec.show.table import need
 from specdec.trace import Trace
 
@@ -136,7 +138,7 @@ def study(panels: Mapping[str, Any], x: str, of: str, *, ax: Any = None) -> Any:
     if ax is not None and len(panels) > 1:
         raise ValueError(f"ax= has room for one of {len(panels)} panels: {', '.join(panels)}")
     pyplot = need("matplotlib.pyplot", "plots")
-    is_line = all(_is_number(v) for found in panels.values() for v in found.axes[x])
+    is_line = all(_is_number(v) for found in panels.values() for v in axes_of(found.cells)[x])
     if ax is None:
         size = 4.6 * len(panels) + 1.4, 3.6 if is_line else 4.2
         options = {"figsize": size, "squeeze": False, "layout": "constrained"}
@@ -145,7 +147,8 @@ def study(panels: Mapping[str, Any], x: str, of: str, *, ax: Any = None) -> Any:
         axes = [ax]
     for ax, (title, found) in zip(axes, panels.items(), strict=True):
         if is_line:
-            lines = {found.name_of(line.labels): line for line in found.lines(x)}
+            own = lines_of(found.cells, found.runs, x)
+            lines = {name_of(line.labels, found.cells): line for line in own}
             styles = {name: _style(found, line) for name, line in lines.items()}
             values = {
                 n: {v: r.estimates[of] for v, r in line.runs.items()} for n, line in lines.items()
@@ -153,9 +156,9 @@ def study(panels: Mapping[str, Any], x: str, of: str, *, ax: Any = None) -> Any:
             _lines(ax, values, styles)
             ax.set(xlabel="K, draft tokens per step" if x == "draft" else x.replace("_", " "))
             if x == "draft":
-                ax.set_xticks(found.axes[x])
+                ax.set_xticks(axes_of(found.cells)[x])
         else:
-            _ranking(ax, found.ranked(of), of)
+            _ranking(ax, ranked(found.cells, found.runs, of), of)
         ax.set_title(title, fontsize=10)
         ax.grid(alpha=0.25, axis="both" if is_line else "x")
         for side in ("top", "right"):
@@ -164,9 +167,9 @@ def study(panels: Mapping[str, Any], x: str, of: str, *, ax: Any = None) -> Any:
         axes[0].set_ylabel(of.replace("_", " "))
         shown: dict[str, dict[str, Any]] = {}  # colours of drafters, dashes of what else differs
         for found in panels.values():
-            for line in found.lines(x):
+            for line in lines_of(found.cells, found.runs, x):
                 style = _style(found, line)
-                drafter, _, others = found.name_of(line.labels).partition(", ")
+                drafter, _, others = name_of(line.labels, found.cells).partition(", ")
                 shown.setdefault(drafter, {"color": style["color"]})
                 if others:
                     shown.setdefault(others, {**style, "color": "0.4"})
@@ -188,10 +191,11 @@ def _by_length(replays: Sequence[Replay]) -> Sequence[Replay]:
 
 def _style(found: Any, line: Any) -> dict[str, Any]:
     """A colour for each drafter, a dash for each value of the next axis."""
+    axes = axes_of(found.cells)
     places = {
-        name: found.axes[name].index(values[0])
+        name: axes[name].index(values[0])
         for name, values in line.labels.items()
-        if name == "drafter" or set(values) != set(found.axes[name])
+        if name == "drafter" or set(values) != set(axes[name])
     }
     colour = places.pop("drafter", 0)
     return {"color": f"C{colour % 10}", "linestyle": _DASHES[next(iter(places.values()), 0) % 4]}

@@ -25,7 +25,8 @@ from specdec.request.prompts import left_padded
 from specdec.results import RowStep
 from specdec.samplers import LogitsFilter, Sampler
 from specdec.samplers.given import GivenText, emit
-from specdec.trace import StepNumbers, Trace
+from specdec.trace import Trace
+from specdec.trace.record import StepNumbers
 from specdec.types import Draft, Verdict
 
 

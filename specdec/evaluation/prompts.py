@@ -157,7 +157,7 @@ def find_set(name: str, folder: str | Path) -> Path:
         return found
     raise FileNotFoundError(
         f"{folder} does not hold the set {name}: put {name}.jsonl, .json or .parquet there, or a "
-        f"folder {name} with its files"
+        f"folder {name} with its files, or name those that are there with sets= (--sets)"
     )
 
 

@@ -22,6 +22,9 @@ from specdec.evaluation.prompts import Prompt, find_set, read_prompts, template_
 from specdec.generator import SpeculativeGenerator
 from specdec.show.table import Table, Tabular
 
+COUNTS = "Tokens per step with the target's own token, and (without it)."
+"""Half of the figures in the field are of one of these counts, half of the other."""
+
 
 class Figures(NamedTuple):
     """A published row: the target's name, the column's label, nodes of the draft tree (0 for a
@@ -103,20 +106,28 @@ class Reproduction(Tabular):
         from the protocol.
         """
         labels, rows = list(dict.fromkeys(row.label for row in self.protocol.figures)), []
+
+        def both(value: float | None) -> str:
+            return "" if value is None else f"{value:.2f} ({value - 1:.2f})"
+
         for record, cell in zip(self.records(), self.cells.values(), strict=True):
             draft = record["nodes"] or f"chain of {self.protocol.num_draft_tokens}"
-            published = ["" if record[n] is None else f"{record[n]:.2f}" for n in labels]
-            cells = [draft, record["prompts"], self.protocol.length(cell), *published]
+            length = self.protocol.length(cell)
+            own = f"{length} ({length.value - 1:.2f})"
+            cells = [draft, record["prompts"], own, *(both(record[name]) for name in labels)]
             rows.append([record["set"], *map(str, cells)])
         header = ["set", "draft", "prompts", "acceptance length", *labels]
-        return [Table(header, rows, (*self.deviations(), f"Published: {self.protocol.source}."))]
+        notes = (*self.deviations(), COUNTS, f"Published: {self.protocol.source}.")
+        return [Table(header, rows, notes)]
 
     def records(self) -> list[dict[str, Any]]:
         """One per set and budget: counts, every estimate, and the published figures."""
         lines, figures = [], self.protocol.figures
         for (name, nodes), cell in self.cells.items():
             line = {"set": name, "nodes": nodes, "prompts": cell.about["run"]["prompts"]["count"]}
-            line |= self.protocol.length(cell).to_dict() | dict.fromkeys(f.label for f in figures)
+            length = self.protocol.length(cell)
+            line |= length.to_dict() | {"accepted_per_step": length.value - 1}
+            line |= dict.fromkeys(f.label for f in figures)
             for target, label, budget, lengths in figures:
                 if target == self._published_target and budget in (None, nodes):
                     line[label] = lengths.get(name)
@@ -182,8 +193,11 @@ def reproduce(
         >>> PROTOCOLS["dspark-table1"].figures[2].label
         'DSpark'
     """
-    names = [check_choice("a set", n, protocol.sets) for n in sets or protocol.sets]
-    sizes = [check_choice("a budget", b, protocol.budgets) for b in budgets or protocol.budgets]
+    names, sizes = list(sets or protocol.sets), list(budgets or protocol.budgets)
+    for name in names:
+        check_choice("a set of sets= (--sets)", name, protocol.sets)
+    for size in sizes:
+        check_choice("a budget of budgets= (--budgets)", size, protocol.budgets)
     check_integer("limit", 1 if limit is None else limit, 1)
     chosen, cells = {name: protocol.prompts(name, data)[:limit] for name in names}, {}
     if output is not None:

@@ -41,7 +41,8 @@ from specdec.evaluation.intervals import (
 from specdec.results import RowStep
 from specdec.samplers import BlockSampler, RejectionSampler, Sampler
 from specdec.show.table import Table, Tabular
-from specdec.trace import StepNumbers, Trace
+from specdec.trace import Trace
+from specdec.trace.record import StepNumbers
 
 
 @dataclass(frozen=True, eq=False, repr=False)

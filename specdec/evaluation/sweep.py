@@ -1,5 +1,5 @@
-"""`sweep`: a study, drafters x lengths of drafts x samplers x temperatures and whatever else is to
-be compared, with an evaluation for each cell.
+"""`sweep`: a study, drafters x lengths of drafts x samplers x temperatures and whatever else is
+varied, with an evaluation for each cell.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from specdec import processes
 from specdec.arguments import check_choice, check_folder, check_integer, shown
 from specdec.drafters import Drafter, NoDrafter
+from specdec.evaluation.cells import CHOICES, DRAWING, Cell, StudyFolder, file_of, without_idle
 from specdec.evaluation.evaluate import Run, batches_of, measure, progress_bar
 from specdec.evaluation.hf_generate import HFGenerate
 from specdec.evaluation.plan import Plan
 from specdec.evaluation.positions import with_draft_length
 from specdec.evaluation.prompts import Prompt, as_prompts, own_prompts, read_prompts
-from specdec.evaluation.study import CHOICES, DRAWING, Cell, Study, StudyFolder, file_of
+from specdec.evaluation.study import Study
 from specdec.generator import SpeculativeGenerator
 from specdec.hf import FILTERS
 from specdec.loading import find_drafter, load_drafter, load_sampler, load_target
@@ -47,8 +48,6 @@ def sweep(
     *,
     drafters: Iterable[str | Drafter | Callable[..., Drafter]] | Mapping[str, Any] = ("lookup",),
     drafts: Iterable[int | str | None] = (None,),
-    proposals: Iterable[str | None] = (None,),
-    draft_temperatures: Iterable[float | str | None] = (None,),
     samplers: Iterable[str | Sampler] | Mapping[str, Any] = ("auto",),
     temperatures: Iterable[float] = (0.0,),
     vary: Mapping[str, Iterable[Any]] | None = None,
@@ -79,12 +78,11 @@ def sweep(
         drafts: K of chains, and trees as `"32x6"`, 32 nodes of depth 6; `None` (or `"own"`, in a
             file) is what each drafter drafts by default. Of a drafter that is an object, at most
             its K.
-        proposals: `"sample"` and `"argmax"`, of drafters that can be made with each; likewise.
-        draft_temperatures: of these; likewise.
         samplers: names as on the command line, or samplers; by names of your own in a mapping.
         temperatures: 0 is greedy.
-        vary: further options of `evaluate` or `generate`, each with the values that it takes:
-            `{"top_p": [0.9, 1.0], "batch_size": [1, 8]}`.
+        vary: further options, each with the values that it takes: of `evaluate` or `generate`,
+            `{"top_p": [0.9, 1.0], "batch_size": [1, 8]}`; of drafters `"proposal"` (`"sample"`,
+            `"argmax"`) and `"draft_temperature"`, for those that can be made with each.
         tokenizer: of a target that is a model.
         dtype, device: of a target that is a name. Each of several processes takes its own GPU.
         limit: so many first prompts.
@@ -111,21 +109,13 @@ def sweep(
     check_choice("timed", timed, (True, False))
     if limit is not None:
         check_integer("limit", limit, 1, advice="None takes all prompts")
-    _check_names({**options, **(vary or {})})
+    vary = dict(vary or {})
+    _check_names(options, vary)
     drafters, samplers = _named("drafter", drafters), _named("sampler", samplers)
-    axes = {
-        "drafter": drafters,
-        "draft": drafts,
-        "proposal": proposals,
-        "draft_temperature": draft_temperatures,
-        "sampler": samplers,
-        "temperature": temperatures,
-        **(vary or {}),
-    }
-    cells = [
-        dict(zip(axes, values, strict=True))
-        for values in product(*(_values(name, values) for name, values in axes.items()))
-    ]
+    axes = {"drafter": drafters, "draft": drafts, "sampler": samplers}
+    axes |= {"temperature": temperatures, **vary}
+    values = [_values(name, given) for name, given in axes.items()]
+    cells = without_idle([dict(zip(axes, each, strict=True)) for each in product(*values)])
     samplers = {n: load_sampler(s) if isinstance(s, str) else s for n, s in samplers.items()}
     _refuse_early(cells, drafters, samplers)
     if output is not None:
@@ -151,7 +141,7 @@ def sweep(
             )
     folder = None if output is None else StudyFolder(output)
     if folder is not None:
-        team.from_first(lambda: folder.add(zip(cells, files, strict=True), timed=timed))
+        team.from_first(lambda: folder.add(cells, files, timed=timed))
     groups: dict[Any, list[str]] = {}  # cells that are measured together
     for file, rule in rules.items():
         groups.setdefault(bench.layout(rule) if timed else file, []).append(file)
@@ -190,8 +180,8 @@ def compare(
         options: of `sweep`: `max_new_tokens`, `batch_size`, `tokenizer`, `progress`, ...
 
     Returns:
-        A timed study of one axis, `drafter`: `study.table(over={"drafter": name})` has the
-        speed-ups, `study.ratio(...)` one of them.
+        A timed study of one axis, `drafter`; its table has the speed over the first contender,
+        `study.ratio(...)` that over any other.
 
     Example:
         >>> from specdec import SpeculativeGenerator, zoo
@@ -275,7 +265,7 @@ class _Bench:
             rule |= dict.fromkeys(_OF_SAMPLING & rule.keys())
         if is_greedy or not self._takes(cell):
             rule |= dict.fromkeys(DRAWING)
-        elif cell["proposal"] == "argmax":
+        elif cell.get("proposal") == "argmax":
             rule["draft_temperature"] = None
         if is_way:
             is_any = True
@@ -350,7 +340,7 @@ def _size(draft: int | str | None) -> dict[str, Any]:
 
 def _drawing(cell: Cell) -> dict[str, Any]:
     """How a cell's drafter is to draw, where the cell says it."""
-    return {name: cell[name] for name in DRAWING if cell[name] is not None}
+    return {name: cell[name] for name in DRAWING if cell.get(name) is not None}
 
 
 def _resized(
@@ -380,10 +370,17 @@ def size_of(drafter: Drafter) -> int | str:
     return nodes if depth is None else f"{nodes}x{depth}"
 
 
-def _check_names(options: Mapping[str, Any]) -> None:
+def _check_names(options: Mapping[str, Any], vary: Mapping[str, Any]) -> None:
     """Refuses options that neither `sweep` nor `evaluate` nor `generate` has."""
     known = {*inspect.signature(sweep).parameters, *_OF_PLAN, *get_type_hints(GenerateOptions)}
-    for name in options.keys() - known:
+    known -= {"options"}
+    for axis in ("drafter", "draft", "sampler", "temperature"):
+        if axis in vary:
+            raise TypeError(f"{axis} is varied by {axis}s=[...], not in vary")
+    for name in DRAWING:
+        for given in {name, f"{name}s"} & options.keys():
+            raise TypeError(f"{given} goes into vary: vary={{{name!r}: [...]}}")
+    for name in (options.keys() | vary.keys() - set(DRAWING)) - known:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f": did you mean {close[0]!r}?" if close else ""
         raise TypeError(f"a study has no argument {name!r}{hint}")
@@ -395,7 +392,7 @@ def _refuse_early(
     """Finds all drafters, and refuses samplers that cannot verify the trees of the study."""
     for cell in cells:
         made, draft = drafters[cell["drafter"]], cell["draft"]
-        check_choice("a value of proposal", cell["proposal"], ("sample", "argmax", None))
+        check_choice("a value of proposal", cell.get("proposal"), ("sample", "argmax", None))
         if not isinstance(made, (Drafter, *WAYS)) and made not in (None, "none"):
             find_drafter(made, **_size(draft))
         if isinstance(draft, str) and not samplers[cell["sampler"]].takes_trees:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from specdec.graphs import stable_storage
+from specdec.graphs.storage import stable_storage
 from specdec.loop.host import Generation
 from specdec.loop.outcome import Outcome
 from specdec.loop.prefill import prefill, prefill_chunk

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from specdec.graphs import Captured, CaptureError, GraphPool, stable_storage
+from specdec.graphs import Captured
+from specdec.graphs.capture import CaptureError, GraphPool
+from specdec.graphs.storage import stable_storage
 from specdec.loop.outcome import Outcome
 from specdec.loop.prefill import chunks, prefill_chunk
 from specdec.loop.state import Parts, StepState

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import name_of, shown
-from specdec.kernels import take_rows
+from specdec.kernels.verify.reference import take_rows
 from specdec.loop.outcome import Outcome
 from specdec.loop.state import Parts, StepState
 from specdec.samplers.base import Sampler

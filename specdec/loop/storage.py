@@ -14,13 +14,12 @@ from typing import Literal
 import torch
 
 from specdec.drafters.base import Drafter
-from specdec.graphs import weight_addresses
-from specdec.graphs.tree import modules_of, size_bytes
+from specdec.graphs.tree import modules_of, size_bytes, weight_addresses
 from specdec.loop.prefill import chunks, prefill, prefill_chunk
 from specdec.loop.replay import NUM_EAGER, Replay
 from specdec.loop.state import Parts, Signature, StepState, bucket_of_rows
 from specdec.loop.step import Stepper, step
-from specdec.request import Request
+from specdec.request.call import Request
 from specdec.samplers import LogitsFilter
 from specdec.targets import Target
 from specdec.targets.cache import memory_bytes

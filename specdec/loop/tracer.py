@@ -21,7 +21,8 @@ from specdec.loop.host import Generation, StepRecord
 from specdec.loop.outcome import Outcome, Transfer
 from specdec.loop.state import StepState
 from specdec.samplers import Stream
-from specdec.trace import StepNumbers, StepTimes, Trace
+from specdec.trace import Trace
+from specdec.trace.record import StepNumbers, StepTimes
 
 
 class StepTracer:

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specdec.kernels import philox
+    from specdec.kernels.philox.reference import philox
     from specdec.samplers.base import Sampler
     from specdec.samplers.block import BlockSampler
     from specdec.samplers.coupling import CouplingSampler
@@ -37,23 +37,8 @@ _HOMES = {
 """Modules that define the names, which are imported on their first use."""
 
 __all__ = [
-    "BlockSampler",
-    "CouplingSampler",
-    "Drawing",
-    "EnsembleSampler",
     "GBVSampler",
-    "LogitsFilter",
-    "Noise",
-    "RejectionSampler",
-    "Sampler",
-    "ScriptedNoise",
     "SpecTrSampler",
-    "StepNoise",
-    "Stream",
-    "TypicalSampler",
-    "draw_by_inversion",
-    "draw_by_race",
-    "philox",
 ]
 
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from specdec.kernels import verify_points
+from specdec.kernels.verify.verdict import verify_points
 from specdec.samplers.base import Sampler
 from specdec.samplers.logits_filter import LogitsFilter
 from specdec.samplers.noise import StepNoise, draw_by_race

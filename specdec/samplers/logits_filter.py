@@ -18,15 +18,10 @@ from specdec.arguments import (
     plain_numbers,
     shown,
 )
-from specdec.kernels import (
-    FilterParams,
-    Truncation,
-    filtered_logits,
-    filtered_probs,
-    find_cutoff,
-    sample,
-    sample_tokens,
-)
+from specdec.kernels import FilterParams, filtered_probs, sample
+from specdec.kernels.sample.reference import sample_tokens
+from specdec.kernels.truncate.reference import filtered_logits, find_cutoff
+from specdec.kernels.types import Truncation
 
 Values = float | int | None | Sequence
 

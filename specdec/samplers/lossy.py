@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_number
-from specdec.kernels import draw, longest_path, take_rows, verdict_of, verify_probs
+from specdec.kernels import draw
+from specdec.kernels.verify.reference import take_rows
+from specdec.kernels.verify.tree import longest_path, verdict_of
+from specdec.kernels.verify.verdict import verify_probs
 from specdec.samplers.base import Sampler, rule_uniforms
 from specdec.samplers.logits_filter import LogitsFilter
 from specdec.samplers.noise import StepNoise

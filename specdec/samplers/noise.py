@@ -33,7 +33,9 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer, check_tensor
-from specdec.kernels import exponentials, first_arrival, race, step_uniforms
+from specdec.kernels import race
+from specdec.kernels.philox.reference import step_uniforms
+from specdec.kernels.race.reference import exponentials, first_arrival
 
 if TYPE_CHECKING:
     from specdec.samplers.logits_filter import LogitsFilter

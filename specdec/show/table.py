@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from abc import ABC, abstractmethod
@@ -64,13 +65,23 @@ class Table:
         text.insert(1, "|" + "---|" * self.labels + "---:|" * (len(self.header) - self.labels))
         return "\n".join([*text, *(f"\n{note}" for note in self.notes)])
 
-    def latex(self) -> str:
-        """A `tabular` with the rules of the package booktabs, and the notes as comments."""
+    def latex(self, *, caption: str | None = None, label: str | None = None) -> str:
+        """A `tabular` with the rules of the package booktabs, and the notes as comments.
+
+        Args:
+            caption, label: of a `table` around it, with the notes below in small letters; of
+                neither there is none. Both stand there as they are: LaTeX's own commands work.
+        """
         columns = "l" * self.labels + "r" * (len(self.header) - self.labels)
         rows, header = self._rows(_latex, "\\textbf{{{}}}"), map(_latex, self.header)
         frame = need("pandas", "to_latex()").DataFrame(rows, columns=header)
         text = frame.to_latex(index=False, escape=False, column_format=columns)
-        return text + "\n".join(f"% {note}" for note in self.notes)
+        if caption is None and label is None:
+            return text + "\n".join(f"% {note}" for note in self.notes)
+        around = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}" * bool(caption)]
+        around += [rf"\label{{{label}}}" * bool(label), text.rstrip()]
+        around += [r"\par\smallskip{\footnotesize " + " ".join(map(_latex, self.notes)) + "}"]
+        return "\n".join(filter(None, [*around, r"\end{table}"])) + "\n"
 
     def html(self) -> str:
         """For a notebook; in columns of text where pandas is not installed."""
@@ -120,10 +131,14 @@ class Table:
 
 
 def _latex(text: str) -> str:
-    """Text with the characters escaped that LaTeX would obey."""
+    """Text with the characters escaped that LaTeX would obey; signs and stars of numbers as
+    mathematics.
+    """
     named = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum"}
     escapes = {c: f"\\{c}" for c in "&%$#_{}"} | {c: f"\\text{n}{{}}" for c, n in named.items()}
-    return text.translate(str.maketrans(escapes))
+    text = text.translate(str.maketrans(escapes | {"±": r"$\pm$", "≤": r"$\le$"}))
+    text = re.sub(r"(?<![\w.)-])-(?=\d)", "$-$", text)
+    return re.sub(r"(?<!\*)(\*{1,3})(?!\*)", r"$^{\1}$", text)
 
 
 class Tabular(ABC):

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from specdec.kernels import AttentionOptions, attends_raggedly, ragged_attention
+from specdec.kernels import AttentionOptions, ragged_attention
+from specdec.kernels.attention.reference import attends_raggedly
 from specdec.targets.cache import Chunk, Window
 from specdec.targets.features import Queries
 

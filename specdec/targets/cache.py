@@ -25,7 +25,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from specdec.graphs.tree import shared, tables
-from specdec.kernels import write_slots, writes_slots
+from specdec.kernels import write_slots
+from specdec.kernels.slots.reference import writes_slots
 from specdec.targets.edits.memory import LayerStates, Memory, MixerPlan, Place, row_bytes
 
 SLOT_MULTIPLE = 16

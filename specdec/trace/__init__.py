@@ -1,5 +1,5 @@
 """Traces: every step of a generation with its probabilities, draws, entropies and times."""
 
-from specdec.trace.record import StepNumbers, StepTimes, Trace
+from specdec.trace.record import Trace
 
-__all__ = ["StepNumbers", "StepTimes", "Trace"]
+__all__ = ["Trace"]

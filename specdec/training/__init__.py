@@ -4,11 +4,11 @@ from importlib import import_module
 
 _HOMES = {
     "callbacks": ["AcceptanceCallback", "MemoryCallback", "SentinelCallback"],
-    "data": ["PackedStream", "encode_texts", "hold_out", "read_texts"],
-    "eagle": ["FeatureAndToken", "TrainingTimeTest", "eagle_config", "new_head"],
+    "data": ["PackedStream", "encode_texts"],
+    "eagle": ["FeatureAndToken", "TrainingTimeTest", "new_head"],
     "follow": ["FollowTarget"],
     "losses": ["Distillation", "NextToken"],
-    "mask_token": ["MaskRollouts", "mask_token_config"],
+    "mask_token": ["MaskRollouts"],
     "mtp": ["MultiTokenPrediction"],
     "trainer": ["ObjectiveArguments", "ObjectiveTrainer"],
 }

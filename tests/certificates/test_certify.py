@@ -17,7 +17,8 @@ from specdec import (
     TypicalSampler,
 )
 from specdec.certificates import ForeignSampler, certify, huggingface_rule
-from specdec.kernels import draw, verify_points
+from specdec.kernels import draw
+from specdec.kernels.verify.verdict import verify_points
 from specdec.samplers import LogitsFilter, ScriptedNoise, StepNoise, Stream
 from specdec.types import PAD_TOKEN, Draft, Verdict
 

@@ -28,7 +28,7 @@ from specdec.evaluation import compare, every_position, measure_costs, replay
 from specdec.request import Sampling
 from specdec.samplers import BlockSampler
 
-QUICK = {"num_samples": 32, "num_tokens": 8, "audit_tokens": 12}
+QUICK = {"num_samples": 32, "max_new_tokens": 8, "audit_tokens": 12}
 PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 on_each = pytest.mark.parametrize("device", PLACES)
 

@@ -12,10 +12,12 @@ from specdec import (
     SpeculativeGenerator,
     certify,
 )
-from specdec.certificates import ForeignSampler, Sentinel, certify_generator, certify_sampler
+from specdec.certificates import ForeignSampler, Sentinel
+from specdec.certificates.generator.report import certify_generator
+from specdec.certificates.sampler.exact import certify_sampler
 
 PROMPTS = [[7, 3, 9], [5, 2]]
-QUICK = {"num_samples": 4, "num_tokens": 6, "audit_tokens": 4}
+QUICK = {"num_samples": 4, "max_new_tokens": 6, "audit_tokens": 4}
 MODEL = build("llama")
 FEW = {"sizes": ((3, 1, 2),)}
 

@@ -11,7 +11,7 @@ from specdec.certificates.generator.reading import witness_of
 from specdec.certificates.generator.witness import RowText
 
 PROMPTS = [[7, 3, 9, 3, 9], [5, 2], [2, 40, 11]]
-QUICK = {"num_samples": 8, "num_tokens": 12, "audit_tokens": 6}
+QUICK = {"num_samples": 8, "max_new_tokens": 12, "audit_tokens": 6}
 OFFSETS = {"position_offset": [11, 0, 4]}
 
 

@@ -76,7 +76,7 @@ KINDS = {
     "penalty": (of("eagle3"), {"logits_processor": PENALTY, "top_p": 0.95}),
     "grammar, tree": (of("model, tree"), {"logits_processor": GRAMMAR}),
 }
-QUICK = {"num_samples": 16, "num_tokens": 24, "audit_tokens": 12, "batch_size": 24}
+QUICK = {"num_samples": 16, "max_new_tokens": 24, "audit_tokens": 12, "batch_size": 24}
 
 
 @pytest.mark.parametrize("name", KINDS)

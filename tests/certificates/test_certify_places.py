@@ -57,12 +57,12 @@ FIRST = "at the first token of each text"
 FAULTS = {
     "first token at 0.5": (
         Elsewhere(first, 0.5),
-        {"num_samples": 16, "num_tokens": 32},
+        {"num_samples": 16, "max_new_tokens": 32},
         FIRST,
     ),
     "first token at 0.8, many short texts": (
         Elsewhere(first, 0.8),
-        {"num_samples": 64, "num_tokens": 2},
+        {"num_samples": 64, "max_new_tokens": 2},
         FIRST,
     ),
     "every eighth row at 0.8": (Elsewhere(eighth, 0.8), {}, "in row 3 modulo 8"),
@@ -75,7 +75,12 @@ FAULTS = {
 def test_a_fault_at_few_tokens_is_found_and_its_place_is_named(name):
     rule, options, place = FAULTS[name]
     generator = SpeculativeGenerator(TARGET, zoo.load_drafter("model", TARGET), rule)
-    options = {"num_samples": 8, "num_tokens": 64, "audit_tokens": 4, "batch_size": ROWS} | options
+    options = {
+        "num_samples": 8,
+        "max_new_tokens": 64,
+        "audit_tokens": 4,
+        "batch_size": ROWS,
+    } | options
     found = certify(generator, PROMPTS, **options).text
     assert found.num_tokens <= 4096
     assert not found.passed, found

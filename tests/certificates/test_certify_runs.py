@@ -28,7 +28,7 @@ from specdec.certificates.generator.text import audit_text
 from specdec.samplers import LogitsFilter
 from specdec.types import Draft
 
-QUICK = {"num_samples": 64, "num_tokens": 16, "audit_tokens": 12, "settings": [{"top_k": 4}]}
+QUICK = {"num_samples": 64, "max_new_tokens": 16, "audit_tokens": 12, "settings": [{"top_k": 4}]}
 
 
 def drafter():
@@ -214,7 +214,7 @@ SETTINGS = [
         {"settings": [{"top_k": 2}, {"num_return_sequences": 2}]},
     ),
     (
-        "settings.0. has max_new_tokens=5, which a certificate decides; pass num_tokens",
+        "settings.0. has max_new_tokens=5, which .* decides; pass max_new_tokens beside settings",
         [[1]],
         {"settings": [{"max_new_tokens": 5}]},
     ),
@@ -263,7 +263,7 @@ def test_row_inputs_follow_their_prompts_into_every_batch():
     own.seen = set()
     generator = SpeculativeGenerator(tiny(TARGET), own, "rejection")
     settings = [{"row_inputs": {"favourite": [4, 2]}}]
-    options = {"num_samples": 3, "num_tokens": 2, "audit_tokens": 2, "batch_size": 4}
+    options = {"num_samples": 3, "max_new_tokens": 2, "audit_tokens": 2, "batch_size": 4}
     report = certify(generator, [[0, 1], [0, 3]], settings=settings, **options)
     assert report.passed, report
     assert "drawn with: row_inputs favourite" in str(report)

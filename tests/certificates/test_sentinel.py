@@ -99,7 +99,7 @@ class StaleSlot(Target):
 
 
 def test_a_stale_slot_is_seen_in_what_the_loop_draws_from():
-    options = {"num_samples": 32, "num_tokens": 12, "audit_tokens": 1}
+    options = {"num_samples": 32, "max_new_tokens": 12, "audit_tokens": 1}
     report = certify(generator("rejection", StaleSlot(tiny(TARGET))), [PROMPT], **options)
     assert not report.text.passed
     assert report.text.loop_distance > 1e-4

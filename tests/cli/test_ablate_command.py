@@ -5,7 +5,8 @@ import json
 import pytest
 
 from specdec.cli import main
-from specdec.evaluation import Study, read_study, sweep
+from specdec.evaluation import Study, sweep
+from specdec.evaluation.sweep import read_study
 
 STUDY = """
 drafters = ["lookup", "{folder}/mine.py:make"]
@@ -41,7 +42,7 @@ def test_the_command_prints_what_the_function_returns_and_keeps_its_file(study, 
     arguments = ["--minus", "drafter=lookup", "--columns", "temperature", "--format", "markdown"]
     assert main(["ablate", str(folder), *arguments]) == 0
     loaded = Study.load(folder)
-    table = loaded.table("temperature", minus={"drafter": "lookup"})
+    (table,) = loaded.tables("temperature", minus={"drafter": "lookup"})
     assert capsys.readouterr().out.strip() == table.markdown()
     assert main(["ablate", str(folder), "--format", "json"]) == 0
     cells = json.loads(capsys.readouterr().out)["cells"]
@@ -62,7 +63,7 @@ REFUSED = [
     (["WRONG"], "a study has no argument 'drafter': did you mean 'drafters'?"),
     (["FOLDER"], "no folder of a study"),
     (["STUDY", "--minus", "lookup"], "must be axes with values like drafter=lookup"),
-    (["STUDY", "--over", "colour=red"], "an axis must be"),
+    (["STUDY", "--minus", "colour=red"], "an axis must be"),
     (["STUDY", "--of", "speed"], "of must be"),
 ]
 

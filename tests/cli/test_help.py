@@ -94,7 +94,7 @@ def test_the_zoo_is_listed(capsys):
 
 
 def test_the_demo_draws_trees_and_compares(capsys):
-    assert main(["demo", "--prompts", "1", "--new-tokens", "8", "--tree", "8x3"]) == 0
+    assert main(["demo", "--prompts", "1", "--max-new-tokens", "8", "--tree", "8x3"]) == 0
     shown = capsys.readouterr().out
     assert "outputs of all ways of decoding are identical" in shown
     names = re.findall(r"^(\S.*?)  +[\d.]+ +[\d.]+ +[\d.]+$", shown, re.MULTILINE)

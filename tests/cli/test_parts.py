@@ -61,7 +61,7 @@ def test_a_part_of_a_file_is_inspected(name, tmp_path, monkeypatch, capsys):
 def test_heads_of_the_zoo_and_plain_decoding_have_names_everywhere(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text('{"text": "def f(x):"}')
-    assert main(["inspect", "zoo:eagle3", "--new-tokens", "4", "--prompt", "import os"]) == 0
+    assert main(["inspect", "zoo:eagle3", "--max-new-tokens", "4", "--prompt", "import os"]) == 0
     shown = capsys.readouterr().out
     assert "head          EAGLE-3, 1 layer" in shown
     assert "parity check, greedy, K = 4" in shown

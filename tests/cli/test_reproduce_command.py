@@ -30,8 +30,10 @@ def test_measured_lengths_stand_beside_published_ones(data, tmp_path, capsys, mo
     captured = capsys.readouterr()
     lines = {line.split()[0]: line.split() for line in captured.out.splitlines() if line}
     assert lines["gsm8k"][:5] == ["gsm8k", "chain", "of", "7", "7"]
-    assert lines["gsm8k"][-3:] == ["5.30", "5.33", "6.17"]
-    assert lines["math500"][-3:] == ["4.77", "4.91", "5.78"]
+    assert lines["gsm8k"][-3:] == ["(4.33)", "6.17", "(5.17)"]
+    assert lines["math500"][-6:] == ["4.77", "(3.77)", "4.91", "(3.91)", "5.78", "(4.78)"]
+    assert lines["gsm8k"][8] == f"({float(lines['gsm8k'][5]) - 1:.2f})"
+    assert "Tokens per step with the target's own token, and (without it)." in captured.out
     assert "[" in " ".join(lines["gsm8k"])  # an interval
     assert "7/7" in captured.err  # a bar
     assert main(command("dspark-table1", data, *output, "--format", "json")) == 0  # nothing to do

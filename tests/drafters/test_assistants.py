@@ -304,6 +304,10 @@ def test_the_certificate_passes_and_that_of_argmax_as_if_drawn_does_not(kind, pa
     drafter = kind(AssistantHead.of(assistant), model, 3)
     prompts = [[7, 3, 21, 40], [11, 8], [30, 31, 32, 33, 34, 35]]
     report = certify(
-        SpeculativeGenerator(model, drafter), prompts, num_samples=8, num_tokens=48, audit_tokens=24
+        SpeculativeGenerator(model, drafter),
+        prompts,
+        num_samples=8,
+        max_new_tokens=48,
+        audit_tokens=24,
     )
     assert report.passed == passes, str(report)

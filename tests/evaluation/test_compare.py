@@ -9,7 +9,8 @@ from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, evaluate
-from specdec.evaluation import EvaluatedBatch, Evaluation, HFGenerate, Study, compare
+from specdec.evaluation import Evaluation, HFGenerate, Study, compare
+from specdec.evaluation.run_file import EvaluatedBatch
 
 TARGET = build("llama")
 DRAFT = perturbed(TARGET)
@@ -46,11 +47,11 @@ def test_ratios_of_made_up_times_are_in_their_intervals_and_narrow():
     assert study.ratio(fast, plain).covers(1 / 1.8)
     assert study.ratio(plain, same).covers(1.0)
     assert study.difference(plain, fast, "ms_per_token").high < 0
-    table = study.table("draft", over=plain)
+    (table,) = study.tables()
     assert [row[0] for row in table.rows] == ["plain", "fast", "same"]
-    assert table.rows[0][1:] == [""]
-    assert table.rows[1][1:] == [format(found, ".2f")]
-    assert table.notes[0].startswith("Tokens per second, over that of plain;")
+    assert table.rows[0][3].startswith("1.00")
+    assert table.rows[1][3] == format(found, ".2f")
+    assert table.notes[0].startswith("Speed-up over plain;")
     assert [c["drafter"] for c in study.best().cells] == ["fast"]
 
 
@@ -66,18 +67,21 @@ def test_generators_and_hugging_face_write_the_same_greedy_text():
     assert DRAFT.generation_config.to_dict() == before
     texts = [[row.new_tokens for row in run.rows] for run in study.runs]
     assert all(text == texts[0] for text in texts)
-    assert not any("differs" in note for note in study.table().notes)
-    over = study.table("temperature", over={"drafter": "HF generate"})  # of other draft sizes, too
-    assert [bool(row[-1]) for row in over.rows] == [False, True, True, True]
+    assert not any("differs" in note for note in study.tables()[0].notes)
+    found = study.test({"drafter": "HF generate"}, of="ms_per_token")  # of other draft sizes, too
+    assert [test.cell["drafter"] for test in found.tests] == ["HF assisted", "specdec", "plain"]
+    unknown = study.test({"drafter": "HF generate"}, {"drafter": "HF assisted"}).tests[0]
+    assert (unknown.p_value, np.isnan(unknown.difference.value)) == (1.0, True)
     lengths = {r["drafter"]: r["acceptance_length"] for r in study.records()}
     assert lengths["HF generate"] == lengths["plain"] == 1
     assert np.isnan(lengths["HF assisted"])  # not known
-    assert ["not known" in " ".join(row) for row in study.table(of="acceptance_rate").rows][1]
+    (rates,) = study.tables(of="acceptance_rate")
+    assert ["not known" in " ".join(row) for row in rates.rows][1]
     alone = [
         ways["specdec"].generate(row[mask.bool()][None], max_new_tokens=12)
         for row, mask in zip(IDS, MASK, strict=True)
     ]
-    accepted = study.run(drafter="specdec").stats.accepted
+    accepted = study.runs[2].stats.accepted
     assert accepted == [result.stats.accepted[0] for result in alone]
 
 
@@ -86,9 +90,9 @@ def test_greedy_text_that_is_another_one_is_noted():
     ways = {"plain": SpeculativeGenerator(TARGET, None), "other": SpeculativeGenerator(other, None)}
     assert (
         "Greedy text differs from that of plain: other."
-        in compare(ways, IDS, MASK, **SHORT).table().notes
+        in compare(ways, IDS, MASK, **SHORT).tables()[0].notes
     )
-    sampled = compare(ways, IDS, MASK, temperature=1.0, **SHORT).table()
+    sampled = compare(ways, IDS, MASK, temperature=1.0, **SHORT).tables()[0]
     assert not any("differs" in note for note in sampled.notes)
 
 

@@ -6,7 +6,8 @@ from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
 from specdec import BlockSampler, ModelDrafter, SpeculativeGenerator
-from specdec.evaluation import CostCurve, evaluate, every_position, plots, replay
+from specdec.evaluation import evaluate, every_position, plots, replay
+from specdec.evaluation.costs import CostCurve
 from specdec.trace import Trace
 
 matplotlib = pytest.importorskip("matplotlib")

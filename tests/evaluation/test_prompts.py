@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from specdec import zoo
-from specdec.evaluation import Prompt, find_set, own_prompts, read_prompts
-from specdec.evaluation.prompts import as_prompts, encode
+from specdec.evaluation import Prompt, own_prompts, read_prompts
+from specdec.evaluation.prompts import as_prompts, encode, find_set
 
 TOKENIZER = zoo.load_tokenizer()
 FORMS = {

@@ -13,8 +13,8 @@ import pytest
 from specdec import SpeculativeGenerator, Tree, zoo
 from specdec.cli import main
 from specdec.cli.reproduce import Protocol
-from specdec.evaluation import Figures, evaluate, reproduce
-from specdec.evaluation.protocols import PROTOCOLS
+from specdec.evaluation import evaluate, reproduce
+from specdec.evaluation.protocols import PROTOCOLS, Figures
 from specdec.samplers import RejectionSampler
 
 TARGET, TOKENIZER = zoo.load_target(), zoo.load_tokenizer()
@@ -251,10 +251,18 @@ def test_a_measurement_says_in_what_it_differs_from_its_source(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"sets": ["gsm9k"]}, ValueError, "a set must be .*math500.*gsm8k.*got 'gsm9k'"),
-        ({"budgets": [7]}, ValueError, "a budget must be .*0.*16.*got 7"),
+        (
+            {"sets": ["gsm9k"]},
+            ValueError,
+            r"sets= \(--sets\) must be .*math500.*got 'gsm9k'",
+        ),
+        ({"budgets": [7]}, ValueError, r"budgets= \(--budgets\) must be .*0.*16.*got 7"),
         ({"limit": 0}, ValueError, "limit must be an integer >= 1, got 0"),
-        ({"data": "nowhere"}, FileNotFoundError, r"does not hold the set math500: put math500\.js"),
+        (
+            {"data": "nowhere"},
+            FileNotFoundError,
+            r"hold the set math500: .*sets= \(--sets\)",
+        ),
     ],
 )
 def test_what_a_protocol_has_not_is_refused_before_anything_is_loaded(

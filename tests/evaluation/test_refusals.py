@@ -15,20 +15,20 @@ from specdec import (
 )
 from specdec import SpeculativeGenerator as Generator
 from specdec.evaluation import (
-    CostCurve,
     Estimate,
     Prompt,
     Study,
-    Table,
-    bootstrap,
     evaluate,
     every_position,
     measure_costs,
     replay,
     sweep,
-    with_draft_length,
 )
+from specdec.evaluation.costs import CostCurve
+from specdec.evaluation.intervals import bootstrap
+from specdec.evaluation.positions import with_draft_length
 from specdec.results import RowStep, SpeculationStats
+from specdec.show.table import Table
 
 TARGET = build("llama")
 GENERATOR = Generator(TARGET, ModelDrafter(perturbed(TARGET), 3))
@@ -72,7 +72,11 @@ REFUSED = [
     (lambda: sweep(TARGET, [[1]], limit=-1), ValueError, "limit must be an integer >= 1"),
     (lambda: sweep(TARGET, [[1]], limit="2"), TypeError, "limit must be an integer >= 1"),
     (lambda: sweep(TARGET, [[1]], timed="yes"), ValueError, "timed must be True or False"),
-    (lambda: sweep(TARGET, [[1]], proposals=["x"]), ValueError, "a value of proposal must be"),
+    (
+        lambda: sweep(TARGET, [[1]], vary={"proposal": ["x"]}),
+        ValueError,
+        "a value of proposal must be",
+    ),
     (lambda: sweep(TARGET, [[1]], output=__file__), ValueError, "output must be a folder, and"),
     (lambda: certify(BlockSampler), TypeError, "got the class BlockSampler"),
     (lambda: evaluate(GENERATOR, ["text"]), ValueError, "pass tokenizer="),

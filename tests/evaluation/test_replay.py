@@ -24,7 +24,9 @@ from specdec import (
     SpeculativeGenerator,
 )
 from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
-from specdec.evaluation import CostCurve, every_position, measure_costs, replay, with_draft_length
+from specdec.evaluation import every_position, measure_costs, replay
+from specdec.evaluation.costs import CostCurve
+from specdec.evaluation.positions import with_draft_length
 from specdec.evaluation.replay import _block_rule, _token_rule
 
 TARGET = build("llama")

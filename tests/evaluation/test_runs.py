@@ -23,7 +23,8 @@ from specdec import (
     TypicalSampler,
     zoo,
 )
-from specdec.evaluation import Evaluation, Prompt, evaluate, settings_of_run
+from specdec.evaluation import Evaluation, Prompt, evaluate
+from specdec.evaluation.plan import settings_of_run
 from specdec.evaluation.run_file import RunFile
 from specdec.settings import differences
 

@@ -118,7 +118,7 @@ def test_measurements_do_not_depend_on_the_targets_configuration(group):
 )
 def test_a_sound_generator_passes_whatever_its_target_ships(settings):
     ship(**settings)
-    quick = {"num_samples": 64, "num_tokens": 8, "audit_tokens": 3}
+    quick = {"num_samples": 64, "max_new_tokens": 8, "audit_tokens": 3}
     report = certify(GENERATOR, [PROMPT], **quick)
     assert report.passed, report
     assert "drawn with: temperature 1.0" in str(report)

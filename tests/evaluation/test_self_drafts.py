@@ -9,8 +9,9 @@ from drafting import ragged_prompts
 from specdec import SelfDrafter, SpeculativeGenerator, Target
 from specdec.cli import main
 from specdec.drafters.visible import draft_cache
-from specdec.evaluation import choose_layers, plan_draft_caches, self_drafts
+from specdec.evaluation import choose_layers, self_drafts
 from specdec.evaluation.costs import CostCurve
+from specdec.evaluation.self_drafts import plan_draft_caches
 from specdec.loading import load_drafter
 
 TARGET = Target(build("gemma3"))

@@ -22,9 +22,10 @@ from specdec import (
     evaluate,
     zoo,
 )
-from specdec.evaluation import Evaluation, Study, difference, read_study, sweep
-from specdec.evaluation.study import file_of
-from specdec.evaluation.sweep import _short_names
+from specdec.evaluation import Evaluation, Study, difference, sweep
+from specdec.evaluation.cells import axes_of, file_of, places_of
+from specdec.evaluation.study_table import _best_of_columns, ranked
+from specdec.evaluation.sweep import _short_names, read_study
 
 ROOT = Path(__file__).parents[2]
 TARGET = build("llama")
@@ -58,6 +59,12 @@ def _study() -> Study:
     return sweep(TARGET, PROMPTS, **STUDY, **OPTIONS)
 
 
+def run_of(study: Study, **wanted) -> Evaluation:
+    """The run of a cell."""
+    (run,) = {id(study.runs[i]): study.runs[i] for i in places_of(study.cells, wanted)}.values()
+    return run
+
+
 def texts(run: Evaluation) -> list:
     return [(row.prompt, row.seed, [step.saved() for step in row.steps]) for row in run.rows]
 
@@ -83,10 +90,11 @@ def test_cells_of_one_rule_run_once_and_share_a_line(study):
     alone = [{("model", s, 0.9)} for s in STUDY["samplers"]]
     alone += [{(d, "coupling", 0.9)} for d in ("lookup", "none")]
     assert {frozenset(s) for s in shared} == {frozenset(s) for s in greedy + points + alone}
-    labels = [row[:3] for row in study.table().rows]
+    (table,) = study.tables()
+    labels = [row[:3] for row in table.rows]
     assert ["T = 0", "lookup", "all"] in labels
     assert ["T = 0.9", "lookup", "block, rejection"] in labels
-    assert "cells are one rule with another cell" in study.table().notes[1]
+    assert "cells are one rule with another cell" in table.notes[1]
     firsts = [r for r in study.records() if r["same_as"] is None]
     assert len(firsts) == len(once) == RUNS
     assert all(r["draft"] == 2 for r in firsts if r["drafter"] == "none")
@@ -98,8 +106,7 @@ def test_proposals_are_of_drafters_that_take_them_and_of_sampled_text():
         PROMPTS[:2],
         drafters=[model, lookup],
         drafts=[2],
-        proposals=["sample", "argmax"],
-        draft_temperatures=["own", 0.5],
+        vary={"proposal": ["sample", "argmax"], "draft_temperature": ["own", 0.5]},
         samplers=["block", "rejection"],
         temperatures=[0, 1],
         **OPTIONS,
@@ -112,8 +119,13 @@ def test_proposals_are_of_drafters_that_take_them_and_of_sampled_text():
     # temperatures, and one rule of its point masses.
     counts = {key: len(found) for key, found in kinds.items()}
     assert counts == {("model", 0.0): 1, ("lookup", 0.0): 1, ("lookup", 1.0): 1, ("model", 1.0): 5}
-    sampled = study.run(
-        drafter="model", temperature=1.0, proposal="sample", draft_temperature=0.5, sampler="block"
+    sampled = run_of(
+        study,
+        drafter="model",
+        temperature=1.0,
+        proposal="sample",
+        draft_temperature=0.5,
+        sampler="block",
     )
     assert sampled.about["run"]["drafter"]["proposal"] == {
         "class": "Proposal",
@@ -159,7 +171,7 @@ def test_an_interrupted_study_goes_on_and_gives_the_same_tables(study, tmp_path,
     finished = [id(run) for run in study.runs[: len(partly.runs)]]
     assert len(set(finished)) == 4  # of four batches each, and nothing of the fifth
     left = len(study.cells) - len(finished)
-    assert partly.table().notes[-1] == f"Not finished yet, and left out: {left} cells."
+    assert partly.tables()[0].notes[-1] == f"Not finished yet, and left out: {left} cells."
     again = sweep(TARGET, PROMPTS, **STUDY, **OPTIONS, output=tmp_path)
     assert len(calls) == 1 + 2 * RUNS  # of two batches each none was done twice
     loaded = Study.load(tmp_path)
@@ -170,6 +182,45 @@ def test_an_interrupted_study_goes_on_and_gives_the_same_tables(study, tmp_path,
         sweep(TARGET, PROMPTS, **STUDY, **OPTIONS, output=tmp_path, timed=True)
     with pytest.raises(ValueError, match=r"differ in plan\.seed \(3 there, 4 here\)"):
         sweep(TARGET, PROMPTS, **STUDY, **{**OPTIONS, "seed": 4}, output=tmp_path)
+
+
+def test_a_study_of_the_form_before_is_read_and_goes_on(study, tmp_path, monkeypatch):
+    """Its cells have `proposal` and `draft_temperature`, which are null where nothing varied."""
+    sweep(TARGET, PROMPTS, **STUDY, **OPTIONS, output=tmp_path)
+    path = tmp_path / "study.json"
+    content = json.loads(path.read_text())
+    for each in content["cells"]:
+        old = {"proposal": None, "draft_temperature": None}
+        cell = each["cell"]
+        each["cell"] = {n: cell[n] for n in ("drafter", "draft")} | old | cell
+    path.write_text(json.dumps(content))
+    old = Study.load(tmp_path)
+    assert old.cells == study.cells
+    monkeypatch.setattr(SpeculativeGenerator, "generate", None)
+    again = sweep(TARGET, PROMPTS, **STUDY, **OPTIONS, output=tmp_path)
+    assert list(map(texts, again.runs)) == list(map(texts, study.runs))
+    assert Study.load(tmp_path).cells == study.cells
+
+
+def test_a_rule_of_a_drafter_keeps_its_file_wherever_its_axes_stand():
+    old = {"drafter": "a", "draft": 2, "proposal": "argmax", "draft_temperature": 0.5}
+    old |= {"sampler": "block", "temperature": 1.0, "top_p": 0.9}
+    new = {name: old[name] for name in sorted(old, key=("drafter", "sampler").__contains__)}
+    name = "a_2_proposal=argmax_draft_T=0.5_block_T=1_top_p=0.9.jsonl"
+    assert file_of(old) == file_of(new) == name
+
+
+def test_the_frame_has_a_line_of_every_cell_and_pivots_into_tables(study):
+    pytest.importorskip("pandas")
+    frame = study.to_frame()
+    sampled = frame[frame.temperature == 0.9]
+    table = sampled.pivot(index=["drafter", "sampler"], columns="draft", values="acceptance_length")
+    for i, cell in enumerate(study.cells):
+        length = study.runs[i].stats.acceptance_length
+        assert frame.acceptance_length[i] == length
+        if cell["temperature"]:
+            assert table.loc[(cell["drafter"], cell["sampler"]), cell["draft"]] == length
+    assert frame.same_as.isna().sum() == RUNS
 
 
 def test_timed_cells_take_turns_on_every_batch(monkeypatch):
@@ -191,7 +242,7 @@ def test_timed_cells_take_turns_on_every_batch(monkeypatch):
         assert sorted(n for n, _ in batch) == sorted(names)
         assert len({str(prompt) for _, prompt in batch}) == 1
     assert {kept[start][0] for start in range(0, len(kept), 3)} == set(names)  # who begins
-    times = study.run(drafter="lookup").estimates["ms_per_token"]
+    times = run_of(study, drafter="lookup").estimates["ms_per_token"]
     assert times.low <= times.value <= times.high
     (table,) = study.tables()
     ratio = study.ratio({"drafter": "model"}, {"drafter": "lookup"})
@@ -204,7 +255,7 @@ def test_timed_cells_take_turns_on_every_batch(monkeypatch):
 def test_differences_and_the_best_are_those_of_the_pairs(study):
     a, b = ({"drafter": d, "draft": 3, "temperature": 0.0} for d in ("lookup", "model"))
     found = study.difference(a, b)
-    assert found == difference(study.run(**a), study.run(**b))
+    assert found == difference(run_of(study, **a), run_of(study, **b))
     best = study.best(temperature=0.0)
     lengths = {i: run.stats.acceptance_length for i, run in enumerate(study.runs)}
     top = max((i for i, c in enumerate(study.cells) if c["temperature"] == 0), key=lengths.get)
@@ -212,29 +263,29 @@ def test_differences_and_the_best_are_those_of_the_pairs(study):
     for cell, run in zip(study.cells, study.runs, strict=True):
         if cell["temperature"] == 0 and id(run) not in map(id, best.runs):
             assert difference(run, best.runs[0]).low > 0
-    minus = study.table(minus={"drafter": "none"})
+    (minus,) = study.tables("draft", minus={"drafter": "none"})
     rows = {tuple(row[:3]): row[3:] for row in minus.rows}
-    plain = study.run(drafter="none", temperature=0.0)
-    expected = [
-        format(difference(plain, study.run(drafter="model", draft=k, temperature=0.0)), "+.2f")
-        for k in (2, 3)
+    plain = run_of(study, drafter="none", temperature=0.0)
+    found = [
+        difference(plain, run_of(study, drafter="model", draft=k, temperature=0.0)) for k in (2, 3)
     ]
-    assert rows["T = 0", "model", "all"] == expected
-    assert rows["T = 0", "none", "all"] == ["", ""]
+    shown = [text.rstrip("*") for text in rows["T = 0", "model", "all"][1::2]]
+    assert shown == [format(each, "+.2f") for each in found]
+    assert rows["T = 0", "none", "all"][1::2] == ["", ""]
 
 
 def test_bold_is_what_beats_every_other_cell_of_its_column_and_conditions():
     rng = np.random.default_rng(0)
     few, many, same = (made(rng, share) for share in (0.1, 0.9, 0.9))
     cells = [{"drafter": n, "draft": 2, "temperature": 0.0} for n in ("few", "many")]
-    table = Study(cells, [few, many]).table("draft")
+    table = Study(cells, [few, many]).tables("draft")[0]
     assert table.bold == {(1, 1)}
     assert [r"\textbf" in line for line in table.latex().splitlines()[4:6]] == [False, True]
     assert "| **" in table.markdown().splitlines()[3]
     cells.append({"drafter": "same", "draft": 2, "temperature": 0.0})
-    assert not Study(cells, [few, many, same]).table("draft").bold
+    assert not Study(cells, [few, many, same]).tables("draft")[0].bold
     cells[1]["temperature"] = 1.0  # other conditions are no rivals
-    assert not Study(cells[:2], [few, many]).table("draft").bold
+    assert not Study(cells[:2], [few, many]).tables("draft")[0].bold
 
 
 def test_nothing_is_lost_under_a_name_that_two_have():
@@ -242,7 +293,7 @@ def test_nothing_is_lost_under_a_name_that_two_have():
     first, second = made(rng, 0.5), made(rng, 0.5)
     near = [{"drafter": "a", "draft": 2, "temperature": t} for t in (0.1234567, 0.1234568)]
     study = Study(near, [first, second])
-    assert len(study.ranked()) == 2
+    assert len(ranked(study.cells, study.runs, "acceptance_length")) == 2
     assert len({file_of(cell) for cell in near}) == 2
     with pytest.raises(ValueError, match="2 cells, 1 of them different"):
         Study([near[0], dict(near[0])], [first, second])
@@ -263,7 +314,7 @@ def test_of_equal_cells_none_is_called_worse_however_many_there_are():
         ]
         study = Study(cells, runs)
         left_out += len(study.best().cells) < 12
-        bold += any(study._best_of_columns("draft", "acceptance_length"))
+        bold += any(_best_of_columns(cells, runs, "draft", "acceptance_length"))
     assert left_out <= 8
     assert bold <= 8
     # The negative control: cells that are worse are left out, and the best one is bold.
@@ -271,14 +322,14 @@ def test_of_equal_cells_none_is_called_worse_however_many_there_are():
     runs = [made(rng, ease + 0.5 * (i == 5)) for i in range(12)]
     study = Study(cells, runs)
     assert [run is runs[5] for run in study.best().runs] == [True]
-    assert len(study.table("draft").bold) == 1
+    assert len(study.tables("draft")[0].bold) == 1
 
 
 def made(rng, share) -> Evaluation:
     """A run of made-up steps of two draft tokens, of which such a share is accepted; 40 prompts, or
     one for each share.
     """
-    from specdec.evaluation import EvaluatedBatch, EvaluatedRow
+    from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow
     from specdec.results import RowStep
 
     batches = []
@@ -297,11 +348,13 @@ def test_the_figure_has_a_panel_for_each_condition_and_a_line_for_each_choice(st
     greedy, sampled = figure.axes
     assert [line.get_label() for line in greedy.get_lines()] == ["model", "lookup", "none"]
     named = {line.get_label(): line for line in sampled.get_lines()}
-    run = [study.run(drafter="model", draft=k, temperature=0.9, sampler="block") for k in (2, 3)]
+    run = [
+        run_of(study, drafter="model", draft=k, temperature=0.9, sampler="block") for k in (2, 3)
+    ]
     assert named["model, block"].get_ydata().tolist() == [r.stats.acceptance_length for r in run]
     colours = {line.get_color() for line in greedy.get_lines() + sampled.get_lines()}
     assert len(colours) == 3  # a drafter's is the same in all panels
-    ranking = study.where(temperature=0.9).plot("drafter").axes[0]
+    ranking = study.plot("drafter").axes[1]
     widths = [bar.get_width() for bar in ranking.patches]
     assert widths == sorted(widths, reverse=True)
     assert len(widths) == 3 * 2 + 2 * 2 + 2
@@ -316,10 +369,10 @@ class Chains(RejectionSampler):
 def test_lossy_rules_are_called_so_where_they_sample():
     cells = {"drafters": [model], "drafts": [2], "temperatures": [0, 1], "max_new_tokens": 4}
     study = sweep(TARGET, PROMPTS[:2], samplers=["block", "typical"], **cells)
-    rows = [row[:2] for row in study.table("draft").rows]
+    rows = [row[:2] for row in study.tables("draft")[0].rows]
     assert rows == [["T = 0", "block, typical"], ["T = 1", "block"], ["T = 1", "typical (lossy)"]]
-    assert "Lossy rules: their texts are not the target's." in study.table().notes
-    lossy = study.run(temperature=1.0, sampler="typical")
+    assert "Lossy rules: their texts are not the target's." in study.tables()[0].notes
+    lossy = run_of(study, temperature=1.0, sampler="typical")
     assert "TypicalSampler is lossy: these are not the target's texts." in lossy.table().notes
 
 
@@ -347,6 +400,9 @@ REFUSED = [
     ({"temperatures": 1.0}, "the values of temperature must be a list"),
     ({"vary": {"eos_token_id": [[1, 2]]}}, "a value of eos_token_id must be a number"),
     ({"vary": {"top_kk": [1]}}, "no argument 'top_kk': did you mean 'top_k'"),
+    ({"vary": {"draft": [1]}}, r"draft is varied by drafts=\[...\], not in vary"),
+    ({"proposals": ["argmax"]}, "proposals goes into vary: vary={'proposal': "),
+    ({"draft_temperature": 0.5}, "draft_temperature goes into vary"),
     ({"samplers": ["blok"]}, "sampler must be"),
     ({"rounds": 0}, "rounds"),
     (
@@ -364,11 +420,14 @@ def test_what_cannot_be_right_is_refused_before_anything_is_generated(change, wh
 
 
 ASKED = [
-    (lambda s: s.run(drafter="model"), "say as well: "),
-    (lambda s: s.where(drafter="m"), "a value of drafter must be"),
-    (lambda s: s.where(colour="red"), "an axis must be"),
+    (lambda s: s.ratio({"drafter": "model"}, {}), "say as well: "),
+    (lambda s: s.difference({"drafter": "m"}, {}), "a value of drafter must be"),
+    (lambda s: s.best(colour="red"), "an axis must be"),
+    (lambda s: s.test({"temperature": 0.0}, {"temperature": 0.0}), "no cell has a partner"),
+    (lambda s: s.to_latex(spread="sd"), "spread must be"),
     (lambda s: s.best(), "several conditions.*temperature"),
-    (lambda s: s.table(of="speed"), "of must be"),
+    (lambda s: s.tables(of="speed"), "of must be"),
+    (lambda s: s.test({}, of="speed"), "of must be"),
     (lambda s: Study.load("nowhere"), "no folder of a study"),
 ]
 
@@ -444,7 +503,7 @@ def folders(tmp_path_factory):
 def test_local_models_are_called_by_the_shortest_ends_that_differ(folders, tmp_path):
     few = {"drafts": [2], "limit": 1, "max_new_tokens": 4, "output": tmp_path / "study"}
     study = sweep(drafters=[*folders, "lookup"], **few)
-    assert study.axes["drafter"] == ["first/draft", "second/draft", "-x", "lookup"]
+    assert axes_of(study.cells)["drafter"] == ["first/draft", "second/draft", "-x", "lookup"]
     assert folders[0].rsplit("/", 3)[0] not in str(study)
     names = [path.name for path in (tmp_path / "study").glob("*.jsonl")]
     assert len(names) == 4
@@ -460,8 +519,8 @@ def test_a_study_names_its_parts_itself(folders, tmp_path):
         f'[drafters]\nsmall = "{folders[0]}"\ntext = "lookup"\n[samplers]\nours = "rejection"\n'
     )
     study = sweep(**read_study(path))
-    assert study.axes["drafter"] == ["small", "text"]
-    assert study.axes["sampler"] == ["ours"]
+    assert axes_of(study.cells)["drafter"] == ["small", "text"]
+    assert axes_of(study.cells)["sampler"] == ["ours"]
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def follows(acceptance, rows, tokens):
     return int(np.clip(round(3 * acceptance.rates[0]) - 1, 0, 2))
 
 
-FEW = {"num_samples": 64, "batch_size": 4, "audit_tokens": 12, "num_tokens": 12}
+FEW = {"num_samples": 64, "batch_size": 4, "audit_tokens": 12, "max_new_tokens": 12}
 
 
 @pytest.mark.parametrize(

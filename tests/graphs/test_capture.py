@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.graphs import Captured, CaptureError, GraphPool, no_host_sync
+from specdec.graphs import Captured, no_host_sync
+from specdec.graphs.capture import CaptureError, GraphPool
 from specdec.graphs.tree import leaves, owned_tensors
 
 

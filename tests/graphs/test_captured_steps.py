@@ -17,7 +17,9 @@ from steps import account, texts_beside_poison, texts_by_many_lengths
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from specdec import EnsembleSampler, ModelDrafter, PromptLookupDrafter, SpeculativeGenerator
-from specdec.graphs import Captured, CaptureError, StorageMovedError, no_host_sync, stable_storage
+from specdec.graphs import Captured, no_host_sync
+from specdec.graphs.capture import CaptureError
+from specdec.graphs.storage import StorageMovedError, stable_storage
 from specdec.graphs.tree import owned_tensors
 from specdec.loop.check import ReplayMismatchError
 from specdec.loop.replay import NUM_EAGER

@@ -29,7 +29,9 @@ from specdec import (
 )
 from specdec.drafters import EagleHead
 from specdec.drafters.tree import Tree
-from specdec.graphs import Captured, CaptureError, GraphPool, StorageMovedError
+from specdec.graphs import Captured
+from specdec.graphs.capture import CaptureError, GraphPool
+from specdec.graphs.storage import StorageMovedError
 from specdec.loop.check import ReplayMismatchError
 from specdec.loop.replay import NUM_EAGER
 from specdec.loop.state import TokenBuffer

@@ -23,7 +23,8 @@ from torch import _inductor as inductor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator
-from specdec.graphs import Captured, GraphPool
+from specdec.graphs import Captured
+from specdec.graphs.capture import GraphPool
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from specdec.graphs import StorageMovedError, stable_storage
+from specdec.graphs.storage import StorageMovedError, stable_storage
 
 
 class State:

@@ -13,8 +13,9 @@ from attention_cases import Sizes, ancestors, assert_near, random_case, with_vis
 from kernel_cases import DTYPES, by_definition, graph_of, launches_of
 
 from specdec import Target
-from specdec.kernels import attends_raggedly, ragged_attention, write_slots, writes_slots
-from specdec.kernels.attention.reference import MAX_WINDOW
+from specdec.kernels import ragged_attention, write_slots
+from specdec.kernels.attention.reference import MAX_WINDOW, attends_raggedly
+from specdec.kernels.slots.reference import writes_slots
 from specdec.types import Draft
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]

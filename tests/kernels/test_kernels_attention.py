@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import DTYPES, interpreted, seeds
 
-from specdec.kernels import AttentionOptions, attends_raggedly, ragged_attention
+from specdec.kernels import AttentionOptions, ragged_attention
 from specdec.kernels.attention import triton
-from specdec.kernels.attention.reference import visible_slots
+from specdec.kernels.attention.reference import attends_raggedly, visible_slots
 from specdec.kernels.attention.triton import Tiles
 
 sizes = st.builds(

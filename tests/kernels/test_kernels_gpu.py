@@ -33,16 +33,10 @@ from kernel_cases import (
     random_truncation,
 )
 
-from specdec.kernels import (
-    FilterParams,
-    Truncation,
-    filtered_probs,
-    find_cutoff,
-    race,
-    sample,
-    sample_tokens,
-)
-from specdec.kernels.truncate.reference import is_kept
+from specdec.kernels import FilterParams, filtered_probs, race, sample
+from specdec.kernels.sample.reference import sample_tokens
+from specdec.kernels.truncate.reference import find_cutoff, is_kept
+from specdec.kernels.types import Truncation
 from specdec.samplers import Noise, Stream
 
 pytestmark = pytest.mark.gpu

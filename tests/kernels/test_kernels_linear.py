@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import interpreted, seeds
 
-from specdec.kernels import scaled_linear
 from specdec.kernels.linear import triton
+from specdec.kernels.linear.reference import scaled_linear
 
 
 def linear_case(count, num_inputs, num_outputs, kind, dtype, seed, device="cpu"):

@@ -18,9 +18,9 @@ from kernel_cases import (
     seeds,
 )
 
-from specdec.kernels import Truncation, find_cutoff
 from specdec.kernels.truncate import triton
-from specdec.kernels.truncate.reference import is_kept, scale
+from specdec.kernels.truncate.reference import find_cutoff, is_kept, scale
+from specdec.kernels.types import Truncation
 
 pytestmark = [quiet, interpreted]
 SMALL = {"block": 16, "num_warps": 1, "samples": 16, "part": 16, "held": 16}

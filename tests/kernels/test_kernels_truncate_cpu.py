@@ -14,10 +14,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kernel_cases import seeds
 
-from specdec.graphs import HostSyncError, no_host_sync
-from specdec.kernels import Cutoff, FilterParams, Truncation, draw, filtered_probs, find_cutoff
+from specdec.graphs import no_host_sync
+from specdec.graphs.sync import HostSyncError
+from specdec.kernels import FilterParams, draw, filtered_probs
 from specdec.kernels.truncate import cpu, reference
-from specdec.kernels.truncate.reference import is_kept, is_wide, scale
+from specdec.kernels.truncate.reference import find_cutoff, is_kept, is_wide, scale
+from specdec.kernels.types import Cutoff, Truncation
 from specdec.samplers import LogitsFilter
 
 top_ps = st.sampled_from([0.0, 1e-9, 0.2, 0.5, 0.75, 0.9, 0.95, 0.999, 1 - 2.0**-40])

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import DTYPES, interpreted, seeds
 
-from specdec.kernels import write_slots, writes_slots
+from specdec.kernels import write_slots
 from specdec.kernels.slots import triton
+from specdec.kernels.slots.reference import writes_slots
 from specdec.targets.cache import KeyValueShape, SlotCache
 
 WAYS = {"definition": write_slots, "kernel": triton.write_slots}

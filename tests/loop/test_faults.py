@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from step_faults import faults_of
 
-from specdec.kernels import verify_points
+from specdec.kernels.verify.verdict import verify_points
 from specdec.loop.outcome import Fault
 from specdec.types import Draft, Verdict
 

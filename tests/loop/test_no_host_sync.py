@@ -12,7 +12,8 @@ from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
 from specdec import ModelDrafter, SpeculativeGenerator
-from specdec.graphs import HostSyncError, no_host_sync
+from specdec.graphs import no_host_sync
+from specdec.graphs.sync import HostSyncError
 
 X = torch.tensor([3.0, 0.0, 1.0])
 WAITING = [

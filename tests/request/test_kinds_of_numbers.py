@@ -8,7 +8,8 @@ from drafting import perturbed
 from transformers import GenerationConfig
 
 from specdec import ModelDrafter, SpeculativeGenerator, Target, zoo
-from specdec.evaluation import choose_layers, evaluate, plan_draft_caches
+from specdec.evaluation import choose_layers, evaluate
+from specdec.evaluation.self_drafts import plan_draft_caches
 
 MODEL = build("llama")
 PROMPTS = torch.tensor([[5, 6, 7], [8, 9, 10]])

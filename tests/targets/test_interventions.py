@@ -26,7 +26,7 @@ from specdec import (
 )
 from specdec.certificates import certify
 from specdec.evaluation.hf_generate import HFGenerate
-from specdec.graphs import CaptureError
+from specdec.graphs.capture import CaptureError
 from specdec.targets import window_of, wrap_forward
 from specdec.targets.features import decoder_layers
 from specdec.types import Draft

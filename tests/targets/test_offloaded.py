@@ -58,7 +58,7 @@ def test_a_model_that_is_offloaded_as_a_whole_is_decoded(way, tmp_path):
         generator = SpeculativeGenerator(target, make(target))
         found = generator.generate(IDS, max_new_tokens=9)
         assert found.sequences.equal(expected.sequences), name
-    few = {"num_samples": 2, "num_tokens": 4, "audit_tokens": 4}
+    few = {"num_samples": 2, "max_new_tokens": 4, "audit_tokens": 4}
     assert certify(SpeculativeGenerator(target, "lookup"), IDS.tolist(), **few).passed
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, QuantoConfig, TorchAoConfig
 
 from specdec import SpeculativeGenerator, Target, zoo
-from specdec.kernels import scaled_linear
+from specdec.kernels.linear.reference import scaled_linear
 from specdec.targets.edits import fusion
 from specdec.zoo import WEIGHTS_DIR
 

@@ -16,7 +16,8 @@ from fingerprint import fingerprint
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
-from specdec.graphs import CaptureError, no_host_sync
+from specdec.graphs import no_host_sync
+from specdec.graphs.capture import CaptureError
 from specdec.targets.edits import experts
 from specdec.targets.edits.experts import StepExperts
 from specdec.targets.edits.fusion import Fusion

@@ -23,8 +23,9 @@ from specdec.drafters.mask_token.correction import (
     SelectorConfig,
 )
 from specdec.samplers import LogitsFilter, Noise
-from specdec.training import MaskRollouts, mask_token_config
+from specdec.training import MaskRollouts
 from specdec.training import mask_token as training
+from specdec.training.mask_token import mask_token_config
 
 MODEL = build("llama", dtype=torch.float64)
 HEADS = {

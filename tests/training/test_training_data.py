@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec import zoo
-from specdec.training import PackedStream, encode_texts, read_texts
+from specdec.training import PackedStream, encode_texts
+from specdec.training.data import read_texts
 
 TOKENIZER = zoo.load_tokenizer()
 CHAT = zoo.load_tokenizer()

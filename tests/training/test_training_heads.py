@@ -19,11 +19,11 @@ from specdec.training import (
     MultiTokenPrediction,
     NextToken,
     TrainingTimeTest,
-    eagle_config,
-    mask_token_config,
     new_head,
 )
+from specdec.training.eagle import eagle_config
 from specdec.training.heads import frequent_ids
+from specdec.training.mask_token import mask_token_config
 from specdec.training.mask_token import new_head as new_mask
 from specdec.training.mtp import new_head as new_mtp
 from specdec.training.optimizer import MuonAdamW

@@ -99,7 +99,7 @@ def certify_generator(
     prompts: Sequence[Sequence[int]] | Tensor,
     *,
     num_samples: int = 64,
-    num_tokens: int = 64,
+    max_new_tokens: int = 64,
     settings: Sequence[Mapping[str, Any]] = ({"temperature": 1.0},),
     target_bias: float | None = None,
     until_sure: bool = False,
@@ -119,7 +119,7 @@ def certify_generator(
         generator: of any drafter and sampler.
         prompts: token ids of each, without padding.
         num_samples: texts drawn per prompt.
-        num_tokens: of each of these.
+        max_new_tokens: of each of these.
         settings: options of `generate` (temperature, top_p, logits_processor, generation_config,
             ...), the same for all rows of a batch, but `row_inputs` with a value per prompt;
             batches take them in turn. The first one's temperature, truncation and row inputs are
@@ -136,12 +136,16 @@ def certify_generator(
 
     Raises:
         TypeError, ValueError: no generator; no prompt, an empty one, one that comes twice; greedy
-            settings, or such as an argument here decides (`max_new_tokens`: `num_tokens`); row
-            inputs without a value for each prompt; `until_sure` without a `target_bias`; a
-            reference of another vocabulary.
+            settings, or such as are decided elsewhere (`max_new_tokens`, `seed`); row inputs
+            without a value for each prompt; `until_sure` without a `target_bias`; a reference of
+            another vocabulary.
     """
     check_generator(generator)
-    counts = {"num_samples": num_samples, "num_tokens": num_tokens, "batch_size": batch_size}
+    counts = {
+        "num_samples": num_samples,
+        "max_new_tokens": max_new_tokens,
+        "batch_size": batch_size,
+    }
     for name, count in {**counts, "audit_tokens": audit_tokens}.items():
         check_integer(name, count, 1)
     check_number("false_alarm", false_alarm, above=0, below=1)
@@ -174,7 +178,7 @@ def certify_generator(
         starts = range(0, len(rows), batch_size)
         for turn, start in progress(list(enumerate(starts, first * len(prompts)))):
             batch, options = rows[start : start + batch_size], settings[turn % len(settings)]
-            _draw(generator, sentinel, prompts, batch, num_tokens, options)
+            _draw(generator, sentinel, prompts, batch, max_new_tokens, options)
             if sentinel.found.impossible or sentinel.found.log_e > -math.log(false_alarm):
                 break
         found = sentinel.found
@@ -196,7 +200,7 @@ def _draw(
     sentinel: Sentinel,
     prompts: list[list[int]],
     rows: list[tuple[int, int]],
-    num_tokens: int,
+    max_new_tokens: int,
     options: Mapping[str, Any],
 ) -> None:
     """Draws one text per (number of a prompt, number of its sample), and bets along them."""
@@ -209,7 +213,7 @@ def _draw(
     beginnings = [prompts[number] for number in numbers]
     result = generator.generate(
         *left_padded(beginnings, generator.target.device),
-        **{**used, "max_new_tokens": num_tokens, "output_scores": True, "seed": seeds},
+        **{**used, "max_new_tokens": max_new_tokens, "output_scores": True, "seed": seeds},
     )
     pairs = zip(result.new_tokens.tolist(), result.lengths, strict=True)
     texts = [text[:length] for text, length in pairs]
@@ -217,7 +221,7 @@ def _draw(
 
 
 _DECIDED = {
-    "max_new_tokens": "num_tokens",
+    "max_new_tokens": "max_new_tokens beside settings",
     "num_return_sequences": "num_samples, which draws so many texts of each prompt",
     "seed": "nothing: each text has a seed of its own",
 }

@@ -24,7 +24,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from specdec.arguments import check_integer, check_number
 from specdec.drafters.head.config import check_fields, refuse
 from specdec.drafters.head.rotary import cosines_and_sines
-from specdec.kernels import CAUSAL, AttentionOptions
+from specdec.kernels import AttentionOptions
+from specdec.kernels.types import CAUSAL
 from specdec.targets.attention import attend
 from specdec.targets.cache import KeyValueShape, Window
 

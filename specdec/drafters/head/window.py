@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.drafters.head.layers import Attend
-from specdec.kernels import CAUSAL, AttentionOptions
+from specdec.kernels import AttentionOptions
+from specdec.kernels.types import CAUSAL
 from specdec.targets.attention import attend
 from specdec.targets.cache import SlotCache
 from specdec.types import Context

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.hf import ACTIVATIONS, GATE_UP, JOINED_GATE_UP, ROTATE, without_renaming
-from specdec.kernels import scaled_linear
+from specdec.kernels.linear.reference import scaled_linear
 from specdec.targets.edits.edit import Faster
 from specdec.targets.edits.joint import JointProduct
 from specdec.targets.view import private_view

@@ -1,0 +1,79 @@
+"""What `docs/stability.md` promises: few names, each needed by somebody, each one object."""
+
+import importlib
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import specdec
+
+ROOT = Path(specdec.__file__).parents[1]
+ROOMS = {
+    name: getattr(importlib.import_module(name), "__all__", [])
+    for name in ("specdec", *(f"specdec.{r.name}" for r in pkgutil.iter_modules(specdec.__path__)))
+    if name != "specdec.__main__"
+}
+"""The public names by room."""
+
+
+def text_of_users() -> str:
+    """Pages, notebooks, examples and the programs beside the package; not the page of promises."""
+    patterns = "*.md", "docs/*.md", "docs/figures/*.py", "specdec/**/README.md", "examples/**/*.py"
+    patterns += "benchmarks/**/*.py", "recipes/**/*.py", "tests/test_types.py"
+    paths = [path for pattern in patterns for path in ROOT.glob(pattern)]
+    kept = (p for p in paths if p.name not in ("stability.md", "CHANGELOG.md"))
+    notebooks = (json.loads(path.read_text()) for path in ROOT.glob("notebooks/*.ipynb"))
+    cells = ("".join(cell["source"]) for book in notebooks for cell in book["cells"])
+    return "\n".join([*(path.read_text(encoding="utf-8") for path in kept), *cells])
+
+
+RETURNED = {"Estimate", "GenerationResult", "MTPConfig", "RunReport", "SpeculationStats", "Study"}
+RETURNED |= {"Source", "Translation"}
+"""Names for annotations: what a public function returns or takes."""
+
+
+def test_every_public_name_is_needed_by_a_page_a_notebook_or_a_program():
+    text = text_of_users()
+    unused = {n for names in ROOMS.values() for n in names if not re.search(rf"\b{n}\b", text)}
+    assert unused <= RETURNED
+
+
+def test_a_name_in_two_rooms_is_one_object_and_every_name_exists():
+    seen = {}
+    for room, names in ROOMS.items():
+        assert len(names) == len(set(names))
+        for name in names:
+            value = getattr(importlib.import_module(room), name)
+            home = seen.setdefault(name, (room, value))
+            assert home[1] is value or {home[0], room} == {"specdec.loop", "specdec.kernels"}
+
+
+def test_the_page_names_every_room_with_a_promise():
+    page = (ROOT / "docs/stability.md").read_text(encoding="utf-8")
+    for room, names in ROOMS.items():
+        assert (f"`{room}`" in page) == bool(names), room
+
+
+def test_the_changelog_has_the_version_first_and_is_short():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE)[0] == specdec.__version__
+    assert len(text.split("## 0.1.0")[1].splitlines()) < 25
+
+
+@pytest.mark.parametrize("name", ["torch", "importlib.metadata"])
+def test_the_version_is_cheap(name):
+    script = f"import sys, specdec; print(specdec.__version__, {name!r} in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.stdout.split() == [specdec.__version__, "False"]
+
+
+def test_pyproject_reads_the_version_from_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" in project["project"]["dynamic"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "specdec.__version__"}
