@@ -68,8 +68,8 @@ MakeDrafter = Callable[..., Drafter | None]
 
 NAMES = (
     "none, lookup, suffix, self:1024, zoo:model, zoo:eagle3, zoo:mask-token, zoo:mtp, eagle:PATH, "
-    "mask-token:PATH, mtp:PATH, assistant:PATH, PATH_OR_ID, mine.py:make, package.module:function "
-    "or mine.py:LAYOUT:PATH"
+    "mask-token:PATH, mtp:PATH, medusa:PATH, assistant:PATH, PATH_OR_ID, mine.py:make, "
+    "package.module:function or mine.py:LAYOUT:PATH"
 )
 _ADVICE = (
     ("eagle eagle1 eagle2 eagle3", "eagle:PATH, or zoo:eagle3"),
@@ -78,7 +78,8 @@ _ADVICE = (
     ("assistant gemma4-assistant", "assistant:PATH, the folder or Hugging Face id of one"),
     ("ngram n-gram pld prompt-lookup", "lookup"),
     ("zoo draft model", "zoo:model, or the folder or Hugging Face id of a model"),
-    ("medusa hydra", "mine.py:make, a drafter of your own; no such heads are read"),
+    ("medusa", "medusa:PATH, the folder or Hugging Face id of a head"),
+    ("hydra", "mine.py:make, a drafter of your own; no such heads are read"),
 )
 """What to write instead of names of the field that are none here, or only the half of one."""
 
@@ -134,11 +135,12 @@ def load_drafter(
         name: `"none"` (plain decoding), `"lookup"`, `"suffix"`, `"zoo:eagle3"`; `"self:1024"`, the
             target itself over a draft cache of so many tokens; the folder or
             Hugging Face id of a draft model, or of a head as `"eagle:PATH"`, `"mask-token:PATH"`,
-            `"mtp:PATH"` or `"assistant:PATH"` (folders of all but `mtp` are recognised); or your
-            own as `"mine.py:make"` or `"package.module:function"`, a function or class of
-            (target, num_draft_tokens), and of `tree` and `options` where these are given; or such
-            a function itself. `"mine.py:LAYOUT:PATH"` is the folder or id of a head whose files are
-            read by your own record, a `specdec.checkpoints.Layout`, whatever they look like.
+            `"mtp:PATH"`, `"medusa:PATH"` or `"assistant:PATH"` (folders of all but `mtp` are
+            recognised); or your own as `"mine.py:make"` or `"package.module:function"`, a function
+            or class of (target, num_draft_tokens), and of `tree` and `options` where these are
+            given; or such a function itself. `"mine.py:LAYOUT:PATH"` is the folder or id of a head
+            whose files are read by your own record, a `specdec.checkpoints.Layout`, whatever they
+            look like.
         target: the model that it drafts for.
         num_draft_tokens: K; `None` for the drafter's own default.
         tree: drafted instead of chains of K tokens; `"32x6"` is `Tree(32, 6)`.
@@ -245,7 +247,7 @@ def find_layout(name: str) -> tuple[Any, str] | None:
         ValueError: there is no such record, or it is none.
     """
     parts = re.fullmatch(r"(.+?\.py|[\w.]+):([^\W\d]\w*):(.+)", name)
-    if parts is None or parts[1] in ("eagle", "mtp", "assistant", "zoo", "self"):
+    if parts is None or parts[1] in ("eagle", "mtp", "medusa", "assistant", "zoo", "self"):
         return None
     from specdec.checkpoints.layout import Layout
 

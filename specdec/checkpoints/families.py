@@ -8,12 +8,16 @@ from specdec.checkpoints.assistant import ASSISTANT
 from specdec.checkpoints.eagle import EAGLE
 from specdec.checkpoints.family import Family
 from specdec.checkpoints.mask_token import MASK_TOKEN
+from specdec.checkpoints.medusa import MEDUSA
 from specdec.checkpoints.mtp import MTP
 from specdec.drafters.head.drafter import HeadDrafter
 
-FAMILIES = {"eagle": EAGLE, "mask-token": MASK_TOKEN, "mtp": MTP, "assistant": ASSISTANT}
+FAMILIES = {
+    **{"eagle": EAGLE, "mask-token": MASK_TOKEN, "mtp": MTP},
+    **{"medusa": MEDUSA, "assistant": ASSISTANT},
+}
 """Heads that are read, by the kinds in names of drafters (`eagle:PATH`)."""
-RECOGNISED = EAGLE, MASK_TOKEN, ASSISTANT
+RECOGNISED = EAGLE, MASK_TOKEN, MEDUSA, ASSISTANT
 """Those whose folders are known by their files; prediction modules lie in whole models."""
 
 

@@ -23,6 +23,7 @@ from transformers import (
 from specdec import (
     EagleDrafter,
     MaskTokenDrafter,
+    MedusaDrafter,
     MTPDrafter,
     SpeculativeGenerator,
     evaluate,
@@ -35,7 +36,7 @@ from specdec.cli.training_options import LONGEST_ROWS, STEPS, Run
 from specdec.evaluation.intervals import counted
 from specdec.loading import load_target
 from specdec.settings import differences
-from specdec.training import data, eagle, mask_token, mtp
+from specdec.training import data, eagle, mask_token, medusa, mtp
 from specdec.training.callbacks import AcceptanceCallback
 from specdec.training.heads import frequent_ids
 from specdec.training.trainer import (
@@ -53,7 +54,8 @@ EVALUATED_TOKENS = 64
 FLAGS = {
     "draft_vocab_size": ("eagle3", "mask-token"),
     "unrolled_steps": ("eagle3",),
-    "depths": ("mask-token", "mtp"),
+    "depths": ("mask-token", "mtp", "medusa"),
+    "mlp_width": ("eagle3", "eagle1", "mask-token", "mtp"),
     "layers": ("mask-token",),
     "layout": ("mtp",),
 }
@@ -213,6 +215,11 @@ class _Progress(TrainerCallback):
         for others in (ProgressCallback, PrinterCallback):
             trainer.remove_callback(others)
 
+    def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
+        """Says which parameters each optimiser has."""
+        wrapped = getattr(optimizer, "optimizer", optimizer)
+        _say(args, getattr(wrapped, "roles", ""))
+
     def on_step_end(self, args, state, control, **kwargs):
         """Moves the bar, whose unit is the whole run."""
         done = self._fraction(state)
@@ -246,6 +253,7 @@ _SERVED = {
     "eagle3": {"method": "eagle3"},
     "mask-token": {"method": "eagle3", "parallel_drafting": True},
     "mtp": {"method": "mtp"},
+    "medusa": {"method": "medusa"},
 }
 """vLLM's names of the heads as they are saved here."""
 
@@ -306,6 +314,10 @@ def _objective(run: Run, target, target_ids):
         head = mtp.new_head(target, run.depths, layout=run.layout, **sizes)
         drafter = MTPDrafter(head, target, max(k, head.config.num_layers))
         return drafter, mtp.MultiTokenPrediction(drafter, target)
+    if run.kind == "medusa":
+        head = medusa.new_head(target, run.depths or k)
+        drafter = MedusaDrafter(head, target, min(k, head.config.num_heads))
+        return drafter, medusa.EveryHead(drafter, target)
     sizes["target_ids"] = target_ids
     if run.kind == "mask-token":
         head = mask_token.new_head(target, num_layers=run.layers or 2, **sizes)

@@ -30,11 +30,12 @@ from specdec.types import Context
 @dataclass(frozen=True, eq=False)
 class HeadState:
     """The head's keys and values, row t of a text in slot t, and `[S + 1, 2 D]` angles of the
-    layers' `rotary_table`; for a drafter of trees, how they grow.
+    layers' `rotary_table`, both `None` for a head without decoder layers; for a drafter of trees,
+    how they grow.
     """
 
-    cache: SlotCache
-    angles: Tensor = shared()
+    cache: SlotCache | None
+    angles: Tensor | None = shared()
     plan: TreePlan | None = shared(default=None, kw_only=True)
 
 
@@ -50,7 +51,8 @@ class HeadDrafter(TreeDrafter):
     Args:
         head: the weights, in eval mode, on the target's device. Its data type may be another. Of a
             head of one's own are read: `config` (a `HeadConfig`), `device`, `dtype`, `target_ids`
-            (`None` where it proposes all ids) and `logits(out, lm_head)`, as of `FeatureHead`.
+            (`None` where it proposes all ids) and, by `logits`, `logits(out, lm_head)` as of
+            `FeatureHead`.
         target: the HF model, or `Target`, that the head was made for.
         num_draft_tokens: K.
         proposal: `"sample"` draws draft tokens and returns their probabilities; `"argmax"` proposes
@@ -115,8 +117,8 @@ class HeadDrafter(TreeDrafter):
         length = self.tree_depth or self.num_draft_tokens
         if limit is not None and length > limit:
             raise ValueError(
-                f"the head fills blocks of {self.config.block_size} rows, which predict {limit} "
-                f"tokens; {name} must be at most {limit}, got {length}"
+                f"the head predicts {limit} tokens of a path; {name} must be at most {limit}, got "
+                f"{length}"
             )
 
     @classmethod
@@ -185,9 +187,11 @@ class HeadDrafter(TreeDrafter):
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> HeadState:
         """Key/value storage for `max_length` tokens per row, and the nodes that a step reads."""
-        layer, where = self.config.layer, {"dtype": self.head.dtype, "device": device}
+        plan, layer = self.tree_plan(device), getattr(self.config, "layer", None)
+        if layer is None:
+            return HeadState(None, None, plan=plan)
+        where = {"dtype": self.head.dtype, "device": device}
         shapes = dict.fromkeys(range(self.num_layers), layer.key_value_shape(**where))
-        plan = self.tree_plan(device)
         room = plan.max_read if plan else 0
         extra = max(room, self.num_after) - self.num_draft_tokens
         cache = SlotCache(batch_size, max_length + room, shapes, extra_slots=extra)
