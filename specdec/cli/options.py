@@ -25,8 +25,8 @@ DRAFTER = (
     "zoo:model, zoo:eagle3, zoo:mask-token or zoo:mtp for the zoo; folder or "
     "Hugging Face id of a draft model, or of a head as eagle:PATH, mask-token:PATH, mtp:PATH, "
     "medusa:PATH, assistant:PATH (folders of all but mtp are recognised); your own as "
-    "mine.py:make or package.module:function, or mine.py:LAYOUT:PATH, a head's files read by your "
-    "own record"
+    "mine.py:make or package.module:function, or mine.py:NAME:PATH, a head's files read by your "
+    "own record or family"
 )
 
 SAMPLER = (

@@ -29,16 +29,17 @@ from specdec import (
     evaluate,
     processes,
 )
-from specdec.arguments import check_folder
+from specdec.arguments import check_choice, check_folder, shown
 from specdec.atomic import replacing_files, write_text
 from specdec.cli.options import refuse
 from specdec.cli.training_options import LONGEST_ROWS, STEPS, Run
 from specdec.evaluation.intervals import counted
-from specdec.loading import load_target
+from specdec.loading import find_own, load_target
 from specdec.settings import differences
 from specdec.training import data, eagle, mask_token, medusa, mtp
 from specdec.training.callbacks import AcceptanceCallback
 from specdec.training.heads import frequent_ids
+from specdec.training.losses import HeadObjective
 from specdec.training.trainer import (
     STATE,
     ObjectiveArguments,
@@ -150,6 +151,9 @@ def _arguments(run: Run, others: list[str]) -> ObjectiveArguments:
 
 def _check(run: Run) -> None:
     """Refuses settings that cannot be right, or would have no effect."""
+    if find_own(run.kind) is None:
+        advice = "or your own as mine.py:make"
+        check_choice("the kind of head", run.kind, _SERVED, advice=advice)
     for name, kinds in FLAGS.items():
         if run.kind not in kinds:
             why = f"belongs to {' and '.join(kinds)}; leave it out for {run.kind}"
@@ -263,6 +267,8 @@ def _print_next(run: Run) -> None:
     head, is_whole = str(run.output), run.layout is not None
     print(f"saved in {head}")
     target = str(WEIGHTS_DIR / "target") if run.target == "zoo" else run.target
+    if run.kind not in _SERVED:
+        return
     drafter = f"{run.kind.rstrip('13')}:{head}"
     command = ["specdec", "evaluate", "--target", run.target, "--drafter", drafter]
     print("measure:", shlex.join(command))
@@ -309,6 +315,14 @@ def _evaluation(run: Run, trainer, target, drafter, held_out: Sequence):
 
 def _objective(run: Run, target, target_ids):
     """An untrained drafter that proposes ids `[Vd]`, and the objective that trains its head."""
+    if (make := find_own(run.kind)) is not None:
+        objective = make(target, run.num_draft_tokens)
+        if not isinstance(objective, HeadObjective):
+            raise TypeError(
+                f"{run.kind} must return a specdec.training.losses.HeadObjective, got "
+                f"{shown(objective)}"
+            )
+        return objective.drafter, objective
     k, sizes = run.num_draft_tokens, {"mlp_width": run.mlp_width, "seed": run.seed}
     if run.kind == "mtp":
         head = mtp.new_head(target, run.depths, layout=run.layout, **sizes)

@@ -156,13 +156,19 @@ class MedusaDrafter(HeadDrafter):
     def prefill(self, context: Context, state: HeadState) -> None:
         """There is nothing to remember of a prompt."""
 
+    def newest(self, context: Context) -> Tensor:
+        """The state `[B, 1, H]` that produced each row's last committed token; of rows with
+        `context.num_new` 0, for which there is none yet, it is any.
+        """
+        self.check_features(context)
+        index = (context.num_new - 1).clamp(min=0)[:, None, None]
+        return context.features.gather(1, index.expand(-1, 1, context.features.shape[2]))
+
     def propose(self, context: Context, state: HeadState, drawing: Drawing) -> Draft:
         """The heads' logits of the state that produced the last token, and a draft of them."""
-        self.check_features(context)
         count = drawing.num_draft_tokens
-        index = (context.num_new - 1).clamp(min=0)[:, None, None]
-        feature = context.features.gather(1, index.expand(-1, 1, context.features.shape[2]))
-        logits = self.head(feature, min(self.tree_depth or count, count))[:, 0]  # [B, J, V]
+        num_heads = min(self.tree_depth or count, count)
+        logits = self.head(self.newest(context), num_heads)[:, 0]  # [B, J, V]
         num_valid = context.num_new.clamp(0, 1) * count
         if state.plan is None:
             drafting = self.proposal.begin(drawing)

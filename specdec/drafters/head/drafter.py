@@ -68,6 +68,10 @@ class HeadDrafter(TreeDrafter):
 
     head_type: ClassVar[type[nn.Module]] = nn.Module
     """The heads that it drafts with."""
+    family: ClassVar[Any] = None
+    """A `specdec.checkpoints.Family`, by which a drafter of your own reads and writes its files;
+    those of the package are known there.
+    """
 
     def __init__(
         self,
@@ -160,10 +164,12 @@ class HeadDrafter(TreeDrafter):
         *,
         verifier: str | None = None,
     ) -> tuple[str, ...]:
-        """Writes an EAGLE or a mask-token head as other engines read it; Args, Returns and Raises
-        as `checkpoints.export.save_head`. The default `verifier` is where the target was loaded
-        from.
+        """Writes a head as other engines read it, one of your own by its `family`; Args, Returns
+        and Raises as `checkpoints.export.save_head`. The default `verifier` is where the target was
+        loaded from.
         """
+        if layout is None and self.family is not None:
+            layout = next((record for record in self.family.layouts if record.name), None)
         target, options = self._borrowed, {"num_draft_tokens": max(self.num_draft_tokens, 1)}
         options |= {"verifier": verifier or target.name, "target_layers": target.num_layers}
         options |= {"embed_tokens": target.embeddings.weight, "lm_head": target.lm_head.weight}
