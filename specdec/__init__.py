@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from specdec.drafters.join import FirstMatch
     from specdec.drafters.lookup import PromptLookupDrafter
     from specdec.drafters.mask_token.drafter import MaskTokenDrafter
+    from specdec.drafters.medusa import MedusaDrafter
     from specdec.drafters.model import ModelDrafter
     from specdec.drafters.mtp.drafter import MTPDrafter
     from specdec.drafters.proposal import Proposal
@@ -57,6 +58,7 @@ __all__ = [
     "LogitsFilter",
     "MTPDrafter",
     "MaskTokenDrafter",
+    "MedusaDrafter",
     "ModelDrafter",
     "NoDrafter",
     "Noise",
@@ -90,6 +92,7 @@ _HOMES = {
     "drafters.lookup": "PromptLookupDrafter",
     "drafters.mask_token.drafter": "MaskTokenDrafter",
     "drafters.model": "ModelDrafter",
+    "drafters.medusa": "MedusaDrafter",
     "drafters.mtp.drafter": "MTPDrafter",
     "drafters.proposal": "Proposal",
     "drafters.self_draft": "SelfDrafter",

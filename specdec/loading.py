@@ -68,8 +68,8 @@ MakeDrafter = Callable[..., Drafter | None]
 
 NAMES = (
     "none, lookup, suffix, self:1024, zoo:model, zoo:eagle3, zoo:mask-token, zoo:mtp, eagle:PATH, "
-    "mask-token:PATH, mtp:PATH, assistant:PATH, PATH_OR_ID, mine.py:make, package.module:function "
-    "or mine.py:LAYOUT:PATH"
+    "mask-token:PATH, mtp:PATH, medusa:PATH, assistant:PATH, PATH_OR_ID, mine.py:make, "
+    "package.module:function or mine.py:NAME:PATH"
 )
 _ADVICE = (
     ("eagle eagle1 eagle2 eagle3", "eagle:PATH, or zoo:eagle3"),
@@ -78,7 +78,8 @@ _ADVICE = (
     ("assistant gemma4-assistant", "assistant:PATH, the folder or Hugging Face id of one"),
     ("ngram n-gram pld prompt-lookup", "lookup"),
     ("zoo draft model", "zoo:model, or the folder or Hugging Face id of a model"),
-    ("medusa hydra", "mine.py:make, a drafter of your own; no such heads are read"),
+    ("medusa", "medusa:PATH, the folder or Hugging Face id of a head"),
+    ("hydra", "mine.py:make, a drafter of your own; no such heads are read"),
 )
 """What to write instead of names of the field that are none here, or only the half of one."""
 
@@ -134,11 +135,12 @@ def load_drafter(
         name: `"none"` (plain decoding), `"lookup"`, `"suffix"`, `"zoo:eagle3"`; `"self:1024"`, the
             target itself over a draft cache of so many tokens; the folder or
             Hugging Face id of a draft model, or of a head as `"eagle:PATH"`, `"mask-token:PATH"`,
-            `"mtp:PATH"` or `"assistant:PATH"` (folders of all but `mtp` are recognised); or your
-            own as `"mine.py:make"` or `"package.module:function"`, a function or class of
-            (target, num_draft_tokens), and of `tree` and `options` where these are given; or such
-            a function itself. `"mine.py:LAYOUT:PATH"` is the folder or id of a head whose files are
-            read by your own record, a `specdec.checkpoints.Layout`, whatever they look like.
+            `"mtp:PATH"`, `"medusa:PATH"` or `"assistant:PATH"` (folders of all but `mtp` are
+            recognised); or your own as `"mine.py:make"` or `"package.module:function"`, a function
+            or class of (target, num_draft_tokens), and of `tree` and `options` where these are
+            given; or such a function itself. `"mine.py:NAME:PATH"` is the folder or id of a head
+            whose files are read by your own `specdec.checkpoints.Layout`, whatever they look like,
+            or by your own `Family`.
         target: the model that it drafts for.
         num_draft_tokens: K; `None` for the drafter's own default.
         tree: drafted instead of chains of K tokens; `"32x6"` is `Tree(32, 6)`.
@@ -185,11 +187,11 @@ def find_drafter(
     if not isinstance(name, str):
         _refuse_layouts(layouts, repr(name))
         return _own_drafter(getattr(name, "__qualname__", repr(name)), name, **given)
-    if (own := find_layout(name)) is not None:
+    if (own := find_reading(name)) is not None:
         _refuse_layouts(layouts, name)
-        layout, path = own
+        families, records, path = own
         _find_pretrained(path)
-        return partial(_load_head, path, (layout,), given)
+        return partial(_load_head, path, families, records, given)
     kind, _, path = name.partition(":")
     if num_draft_tokens is not None and tree is not None:
         raise ValueError("num_draft_tokens belongs to chains; leave it out beside tree")
@@ -223,7 +225,7 @@ def find_drafter(
     advice = [text for names, text in _ADVICE if kind in names.split()]
     if advice and not Path(name).exists():
         raise ValueError(f"there is no drafter {name!r}; write {advice[0]}")
-    if (make := _find_own(name)) is not None:
+    if (make := find_own(name)) is not None:
         _refuse_layouts(layouts, name)
         return _own_drafter(name, make, **given)
     try:
@@ -236,26 +238,31 @@ def find_drafter(
     return partial(_load_draft_model, name, is_local, given)
 
 
-def find_layout(name: str) -> tuple[Any, str] | None:
-    """Your own record, and the folder or id of a head, of `"mine.py:LAYOUT:PATH"` or
-    `"package.module:LAYOUT:PATH"`; `None` for names of other forms. The record takes the files
-    whatever they look like.
+def find_reading(name: str) -> tuple[Sequence[Any], Sequence[Any], str] | None:
+    """By which families and records of your own a head's files are read, and its folder or id, of
+    `"mine.py:NAME:PATH"` or `"package.module:NAME:PATH"`; `None` for names of other forms. A record
+    takes the files whatever they look like.
 
     Raises:
-        ValueError: there is no such record, or it is none.
+        ValueError: there is no such object, or it is neither a `Layout` nor a `Family`.
     """
     parts = re.fullmatch(r"(.+?\.py|[\w.]+):([^\W\d]\w*):(.+)", name)
-    if parts is None or parts[1] in ("eagle", "mtp", "assistant", "zoo", "self"):
+    if parts is None or parts[1] in ("eagle", "mtp", "medusa", "assistant", "zoo", "self"):
         return None
+    from specdec.checkpoints.families import FAMILIES
+    from specdec.checkpoints.family import Family
     from specdec.checkpoints.layout import Layout
 
-    record = _find_own(where := f"{parts[1]}:{parts[2]}")
-    if not isinstance(record, Layout):
+    own = find_own(where := f"{parts[1]}:{parts[2]}")
+    if isinstance(own, Family):
+        return (own,), (), parts[3]
+    if not isinstance(own, Layout):
         raise ValueError(
-            f"{where} must be a specdec.checkpoints.Layout, by which the files in {parts[3]} are "
-            f"read, got {shown(record)}"
+            f"{where} must be a specdec.checkpoints.Layout or Family, by which the files in "
+            f"{parts[3]} are read, got {shown(own)}"
         )
-    return replace(record, mark=lambda clues: f"read as {where}"), parts[3]
+    record = replace(own, mark=lambda clues: f"read as {where}")
+    return tuple(FAMILIES.values()), (record,), parts[3]
 
 
 def load_sampler(name: str, *, target_weight: float | None = None) -> Sampler:
@@ -279,7 +286,7 @@ def load_sampler(name: str, *, target_weight: float | None = None) -> Sampler:
         _refuse(options, "belongs to the sampler ensemble")
     elif not options:
         options["target_weight"] = 0.9
-    own = _find_own(name)
+    own = find_own(name)
     if own is None:
         advice = "or your own as mine.py:Rule or package.module:Rule"
         return SAMPLERS[check_choice("sampler", name, SAMPLERS, advice=advice)](**options)
@@ -291,13 +298,17 @@ def load_sampler(name: str, *, target_weight: float | None = None) -> Sampler:
 
 
 def _load_head(
-    path: str, layouts: Sequence[Any], options: dict[str, Any], target: Any, **_: Any
+    path: str,
+    families: Sequence[Any],
+    layouts: Sequence[Any],
+    options: dict[str, Any],
+    target: Any,
+    **_: Any,
 ) -> Drafter:
-    """A head of whichever family the records say."""
+    """A head of whichever of the families the files or the records say."""
     from specdec.checkpoints.drafter import load
-    from specdec.checkpoints.families import FAMILIES
 
-    return load(path, target, families=tuple(FAMILIES.values()), layouts=layouts, **options)
+    return load(path, target, families=families, layouts=layouts, **options)
 
 
 def _refuse_layouts(layouts: Sequence[Any], name: str) -> None:
@@ -420,7 +431,7 @@ def _own_drafter(
     return made
 
 
-def _find_own(name: str) -> Any:
+def find_own(name: str) -> Any:
     """What `file.py:name` or `package.module:name` names; `None` for names of other forms."""
     where, _, attribute = name.rpartition(":")
     path = Path(where).expanduser().resolve() if where.endswith(".py") else None

@@ -7,6 +7,7 @@ from functools import cache
 import assistants
 import eagle_heads
 import mask_heads
+import medusa_heads
 import mtp_heads
 import torch
 from architectures import VOCAB, build
@@ -23,6 +24,7 @@ from specdec import (
     EagleDrafter,
     FirstMatch,
     MaskTokenDrafter,
+    MedusaDrafter,
     ModelDrafter,
     MTPDrafter,
     NoDrafter,
@@ -73,12 +75,13 @@ HEADS = {
         MODEL, semantics="target", zero_first_embedding=True
     ),
     "mtp, looped": lambda: mtp_heads.informed(MODEL, num_depths=1),
+    "medusa": lambda: medusa_heads.informed(MODEL),
     "assistant": assistant,
     "assistant, centroids": lambda: assistant(use_ordered_embeddings=True, **CENTROIDS),
     "own": lambda: mtp_heads.randomise(new_head(MODEL), 3),
 }
 FAMILIES = {"eagle": EagleDrafter, "mtp": MTPDrafter, "assistant": AssistantDrafter}
-FAMILIES |= {"own": ToyDrafter}
+FAMILIES |= {"medusa": MedusaDrafter, "own": ToyDrafter}
 RECURRENT = {f"model, {name}": name for name in ("qwen3_5", "bamba", "mamba")}
 """With attention and gates that are known, and without either: read token by token."""
 SELF = {
@@ -100,6 +103,7 @@ WITH_TREES = [
     "p-eagle",
     "dflash",
     "dspark, rnn",
+    "medusa",
     "assistant",
 ]
 TREES = [f"{name}, tree" for name in WITH_TREES]

@@ -92,7 +92,8 @@ def test_names_become_samplers():
 
 REFUSED = {
     "eagle3": "write eagle:PATH, or zoo:eagle3",
-    "medusa:head": "write mine.py:make",
+    "hydra:head": "write mine.py:make",
+    "medusa": "write medusa:PATH",
     "ngram": "write lookup",
     "zoo:eagle": "the zoo's drafter must be 'model', 'eagle3', 'mask-token' or 'mtp', got 'eagle'",
     "./none": "there is no such folder; a drafter is none, lookup, .*mine.py:make",

@@ -75,6 +75,8 @@ class Family:
             configuration too.
         config: class of its configurations, of a family whose files are read by records: a record
             of a caller's own that has this class is one of its files.
+        layouts: records of its files; heads of your own are saved by the first one with a name.
+        files: names of weight files, beside `model.safetensors` and `pytorch_model.bin`.
     """
 
     name: str
@@ -85,6 +87,8 @@ class Family:
     head: Callable[[Any, Tensor | None], nn.Module]
     options: Mapping[str, tuple] = field(default_factory=dict, hash=False)
     config: type | None = None
+    layouts: tuple[Layout, ...] = ()
+    files: tuple[str, ...] = ()
 
 
 def recognise(

@@ -1,15 +1,19 @@
-"""Reads checkpoints of heads over a target's features by their layouts."""
+"""Reads checkpoints of heads over a target's features by their layouts; `family_of_layouts`: heads
+that are described by records alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.correction import CORRECTIONS
-from specdec.checkpoints.family import Source, Translation
+from specdec.checkpoints.family import Family, Source, Translation, recognise
 from specdec.checkpoints.files import CheckpointFolder
 from specdec.checkpoints.head_layouts import LAYOUTS
 from specdec.checkpoints.layers import fill_speculators
@@ -22,6 +26,7 @@ from specdec.checkpoints.tensor_rules import (
     Prefixed,
     read_tensors,
 )
+from specdec.drafters.head.drafter import HeadDrafter
 
 _STARTS = {
     theirs: ours
@@ -83,3 +88,30 @@ def note_inert(reading: Reading) -> None:
     for key in reading.layout.inert:
         place, name = (reading.fields if "." in key else reading.either).at(key)
         place.get(name)
+
+
+def family_of_layouts(
+    name: str,
+    layouts: Sequence[Layout],
+    drafter: type[HeadDrafter],
+    head: Callable[[Any, Tensor | None], nn.Module],
+    *,
+    marks: str,
+    files: tuple[str, ...] = (),
+) -> Family:
+    """A family whose files are recognised, read and written by records.
+
+    Args:
+        name, drafter, head, marks, files: as of `Family`.
+        layouts: the records, in the order in which they are tried; their `config` is one class.
+
+    Example:
+        >>> from specdec.checkpoints.medusa_layouts import LAYOUTS
+        >>> from specdec.drafters.medusa import MedusaDrafter, MedusaHead
+        >>> family_of_layouts("Medusa", LAYOUTS, MedusaDrafter, MedusaHead, marks="...").config
+        <class 'specdec.drafters.medusa.MedusaConfig'>
+    """
+    (config,) = {layout.config for layout in layouts}
+    detect = partial(recognise, layouts=tuple(layouts))
+    records = {"config": config, "layouts": tuple(layouts), "files": files}
+    return Family(name, marks, detect, translate, drafter, head, **records)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -66,13 +66,15 @@ def as_stored(name: str, tensor: Tensor) -> StoredTensor:
 
 
 class CheckpointFolder:
-    """A checkpoint before any of its values is read; with `allow_pickle` also one in pickled `.bin`
-    files. Its `fields` are config.json; `ValueError` if that cannot be read safely.
+    """A checkpoint before any of its values is read; with `allow_pickle` also one in pickled
+    files. Its `fields` are config.json; `ValueError` if that cannot be read safely. `files` are
+    names of weight files that it may have in the place of the usual ones.
     """
 
-    def __init__(self, path: Path, *, allow_pickle: bool = False):
+    def __init__(self, path: Path, *, allow_pickle: bool = False, files: Sequence[str] = ()):
         self.path = path
         self._allow_pickle = allow_pickle
+        self._files = ("model.safetensors", "pytorch_model.bin", *files)
         self.fields = ConfigFields(read_json(path / "config.json"), str(path / "config.json"))
 
     def tensors(self, wanted: Wanted | None = None) -> dict[str, StoredTensor]:
@@ -80,10 +82,8 @@ class CheckpointFolder:
         index, or pickled. Of a sharded checkpoint only the files that hold a wanted tensor are
         opened, so that modules that a large target ships can be read.
         """
-        for name, read_file in (
-            ("model.safetensors", _read_safetensors),
-            ("pytorch_model.bin", _read_pickle),
-        ):
+        for name in self._files:
+            read_file = _read_safetensors if name.endswith(".safetensors") else _read_pickle
             whole, index = self.path / name, self.path / f"{name}.index.json"
             if not whole.exists() and not index.exists():
                 continue
@@ -94,11 +94,8 @@ class CheckpointFolder:
             found = read_file(inside(whole))
             return {name: found[name] for name in _only(wanted, found, f"{whole} holds")}
         names = sorted(printable(path.name) for path in self.path.iterdir())
-        present = ", ".join(names[:12]) or "nothing"
-        raise ValueError(
-            f"{self.path} holds no model.safetensors, no pytorch_model.bin and no index of either; "
-            f"it holds {present}"
-        )
+        present, expected = ", ".join(names[:12]) or "nothing", ", no ".join(self._files)
+        raise ValueError(f"{self.path} holds no {expected} and no index; it holds {present}")
 
 
 def _only(wanted: Wanted | None, names: Iterable[str], where: str) -> list[str]:
@@ -169,7 +166,7 @@ def _by_printable_names(path: Path, tensors: list[StoredTensor]) -> dict[str, St
 
 
 def _read_pickle(path: Path) -> dict[str, StoredTensor]:
-    """A flat dictionary of tensors from a `.bin` file; whatever else it holds is refused."""
+    """A flat dictionary of tensors from a pickled file; whatever else it holds is refused."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler raises whatever damaged bytes lead to

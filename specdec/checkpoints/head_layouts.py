@@ -15,6 +15,7 @@ from specdec.checkpoints.mask_layouts import (
     SPECULATORS_P_EAGLE,
     SPECULATORS_XPRESS,
 )
+from specdec.checkpoints.medusa_layouts import VLLM as VLLM_MEDUSA
 
 LAYOUTS = (*EAGLES, *MASKS_OF_SPECULATORS, *MASKS)
 
@@ -30,6 +31,7 @@ WRITTEN = (
     SPECULATORS_DSPARK,  # the speculators package: tests/foreign/test_block_heads.py
     SPECULATORS_DFLASH2,  # the same
     SPECULATORS_XPRESS,  # the same
+    VLLM_MEDUSA,  # vLLM: tests/foreign/test_vllm.py
 )
 """Layouts that are written, the usual ones first, each with the engine that a test of this
 repository reads such files with. No other is written: a file that an engine misreads is worse than

@@ -62,7 +62,7 @@ def find_folder(
         raise ValueError(f"{path} is a file; pass the checkpoint's folder")
     if not is_repository_id(str(path_or_id)):
         raise ValueError(f"{path} is no folder, and no Hugging Face id like 'name/repository'")
-    patterns = ["*.json", "*.safetensors", *(["*.bin"] if allow_pickle else [])]
+    patterns = ["*.json", "*.safetensors", *(["*.bin", "*.pt"] if allow_pickle else [])]
     is_online = check_reachable(str(path_or_id), revision=revision)
     try:
         folder = snapshot_download(

@@ -147,7 +147,7 @@ def survey_checkpoint(
         families: that it may be of, in any order.
         layouts: records of your own of how files are named and wired, tried before those of the
             families; see `specdec.checkpoints.layout`.
-        allow_pickle: also read pickled `.bin` files, with `torch.load(weights_only=True)`. A bug in
+        allow_pickle: also read pickled files, with `torch.load(weights_only=True)`. A bug in
             the unpickler could let such a file run code: only for files whose origin you trust.
         ignore_tensors: names of tensors, as in the file, that may be left unread.
         revision: branch, tag or commit on the hub.
@@ -162,7 +162,7 @@ def survey_checkpoint(
     """
     check_choice("allow_pickle", allow_pickle, (True, False))  # 'no' would be true
     path = find_folder(path_or_id, allow_pickle=allow_pickle, revision=revision)
-    folder = CheckpointFolder(path, allow_pickle=allow_pickle)
+    folder = CheckpointFolder(path, allow_pickle=allow_pickle, files=_files_of(families))
     family, source = _recognise(folder, families, layouts)
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - family.options:
@@ -211,9 +211,14 @@ def family_of(
     if not path.is_dir():
         return None
     try:
-        return _recognise(CheckpointFolder(path), families, layouts)[0]
+        return _recognise(CheckpointFolder(path, files=_files_of(families)), families, layouts)[0]
     except ValueError:  # also of files that cannot be read as a head's
         return None
+
+
+def _files_of(families: Iterable[Family]) -> list[str]:
+    """Names of weight files that some families have."""
+    return [name for family in families for name in family.files]
 
 
 def _recognise(

@@ -58,15 +58,16 @@ def inspect(
     head. With a target, generates with that reading and with the usual misreadings (layers off by
     one, norms, rope base, vocabulary map, what the rows of a block predict and see) and compares
     how many draft tokens are accepted. Exits 2 if the checkpoint cannot be loaded. Of a drafter
-    that is no checkpoint of a head, your own for instance, prints what it is. mine.py:LAYOUT:PATH
-    reads a head's files by a record of your own.
+    that is no checkpoint of a head, your own for instance, prints what it is. mine.py:NAME:PATH
+    reads a head's files by a record or a family of your own.
     """
     from specdec.checkpoints import survey_checkpoint
     from specdec.checkpoints.families import FAMILIES
     from specdec.inspection import alternatives, describe, describe_part, table, try_readings
-    from specdec.loading import find_drafter, find_layout, load_target
+    from specdec.loading import find_drafter, find_reading, load_target
 
-    layout, folder = find_layout(name) or (None, _folder_of(name))
+    everybody = tuple(FAMILIES.values())
+    families, layouts, folder = find_reading(name) or (everybody, (), _folder_of(name))
     k = 4 if num_draft_tokens is None else num_draft_tokens
     make = find_drafter(name, k) if folder is None else None
     target = target or ("zoo" if make or name.startswith("zoo:") else None)
@@ -79,9 +80,7 @@ def inspect(
     if make:
         print(describe_part(make(model, tokenizer=tokenizer, **place)))
         return
-    families = tuple(FAMILIES.values())
-    own = () if layout is None else (layout,)
-    survey = survey_checkpoint(folder, model, families=families, layouts=own, **vars(reading))
+    survey = survey_checkpoint(folder, model, families=families, layouts=layouts, **vars(reading))
     try:
         checkpoint = survey.load(model)
     except ValueError:

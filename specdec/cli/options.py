@@ -24,8 +24,9 @@ DRAFTER = (
     "none, lookup, suffix; self:1024, the target itself over a draft cache of so many tokens; "
     "zoo:model, zoo:eagle3, zoo:mask-token or zoo:mtp for the zoo; folder or "
     "Hugging Face id of a draft model, or of a head as eagle:PATH, mask-token:PATH, mtp:PATH, "
-    "assistant:PATH (folders of all but mtp are recognised); your own as mine.py:make or "
-    "package.module:function, or mine.py:LAYOUT:PATH, a head's files read by your own record"
+    "medusa:PATH, assistant:PATH (folders of all but mtp are recognised); your own as "
+    "mine.py:make or package.module:function, or mine.py:NAME:PATH, a head's files read by your "
+    "own record or family"
 )
 
 SAMPLER = (

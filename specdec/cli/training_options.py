@@ -16,7 +16,14 @@ positions, and attention over such rows takes the memory of all others.
 """
 LENGTH = f"tokens per row; default: first short, at last the target's positions or {LONGEST_ROWS}"
 IDS = "ids that the head can propose, the most frequent ones; default: all of the target's"
-DEPTHS = "draft tokens of a mask-token head (default: 8), modules of an MTP head (default: 3, or 1)"
+DEPTHS = (
+    "draft tokens of a mask-token head (default: 8), modules of an MTP head (default: 3, or 1), "
+    "heads of Medusa (default: K)"
+)
+KINDS = (
+    "eagle3, eagle1, mask-token, mtp, medusa, or your own as mine.py:make, a function of (target, "
+    "num_draft_tokens) that returns a HeadObjective"
+)
 MINUTES = "of steps alone, without encoding and evaluations; default: --steps"
 LAYOUT = "of MTP modules, saved with the whole target for engines; default: the modules alone"
 
@@ -25,7 +32,7 @@ LAYOUT = "of MTP modules, saved with the whole target for engines; default: the 
 class Run:
     """What is trained, on what, and for how long."""
 
-    kind: Annotated[Literal["eagle3", "eagle1", "mask-token", "mtp"], Argument(help="of head")]
+    kind: Annotated[str, Argument(metavar="HEAD", help=KINDS)]
     target: Target
     data: Annotated[str, Option(help="zoo, a .jsonl or text file, or a folder of them")]
     output: Annotated[Path, Option(help="folder of the trained head and its checkpoint")]

@@ -23,21 +23,23 @@ from transformers import (
 from specdec import (
     EagleDrafter,
     MaskTokenDrafter,
+    MedusaDrafter,
     MTPDrafter,
     SpeculativeGenerator,
     evaluate,
     processes,
 )
-from specdec.arguments import check_folder
+from specdec.arguments import check_choice, check_folder, shown
 from specdec.atomic import replacing_files, write_text
 from specdec.cli.options import refuse
 from specdec.cli.training_options import LONGEST_ROWS, STEPS, Run
 from specdec.evaluation.intervals import counted
-from specdec.loading import load_target
+from specdec.loading import find_own, load_target
 from specdec.settings import differences
-from specdec.training import data, eagle, mask_token, mtp
+from specdec.training import data, eagle, mask_token, medusa, mtp
 from specdec.training.callbacks import AcceptanceCallback
 from specdec.training.heads import frequent_ids
+from specdec.training.losses import HeadObjective
 from specdec.training.trainer import (
     STATE,
     ObjectiveArguments,
@@ -53,7 +55,8 @@ EVALUATED_TOKENS = 64
 FLAGS = {
     "draft_vocab_size": ("eagle3", "mask-token"),
     "unrolled_steps": ("eagle3",),
-    "depths": ("mask-token", "mtp"),
+    "depths": ("mask-token", "mtp", "medusa"),
+    "mlp_width": ("eagle3", "eagle1", "mask-token", "mtp"),
     "layers": ("mask-token",),
     "layout": ("mtp",),
 }
@@ -148,6 +151,9 @@ def _arguments(run: Run, others: list[str]) -> ObjectiveArguments:
 
 def _check(run: Run) -> None:
     """Refuses settings that cannot be right, or would have no effect."""
+    if find_own(run.kind) is None:
+        advice = "or your own as mine.py:make"
+        check_choice("the kind of head", run.kind, _SERVED, advice=advice)
     for name, kinds in FLAGS.items():
         if run.kind not in kinds:
             why = f"belongs to {' and '.join(kinds)}; leave it out for {run.kind}"
@@ -213,6 +219,11 @@ class _Progress(TrainerCallback):
         for others in (ProgressCallback, PrinterCallback):
             trainer.remove_callback(others)
 
+    def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
+        """Says which parameters each optimiser has."""
+        wrapped = getattr(optimizer, "optimizer", optimizer)
+        _say(args, getattr(wrapped, "roles", ""))
+
     def on_step_end(self, args, state, control, **kwargs):
         """Moves the bar, whose unit is the whole run."""
         done = self._fraction(state)
@@ -246,6 +257,7 @@ _SERVED = {
     "eagle3": {"method": "eagle3"},
     "mask-token": {"method": "eagle3", "parallel_drafting": True},
     "mtp": {"method": "mtp"},
+    "medusa": {"method": "medusa"},
 }
 """vLLM's names of the heads as they are saved here."""
 
@@ -255,6 +267,8 @@ def _print_next(run: Run) -> None:
     head, is_whole = str(run.output), run.layout is not None
     print(f"saved in {head}")
     target = str(WEIGHTS_DIR / "target") if run.target == "zoo" else run.target
+    if run.kind not in _SERVED:
+        return
     drafter = f"{run.kind.rstrip('13')}:{head}"
     command = ["specdec", "evaluate", "--target", run.target, "--drafter", drafter]
     print("measure:", shlex.join(command))
@@ -301,11 +315,23 @@ def _evaluation(run: Run, trainer, target, drafter, held_out: Sequence):
 
 def _objective(run: Run, target, target_ids):
     """An untrained drafter that proposes ids `[Vd]`, and the objective that trains its head."""
+    if (make := find_own(run.kind)) is not None:
+        objective = make(target, run.num_draft_tokens)
+        if not isinstance(objective, HeadObjective):
+            raise TypeError(
+                f"{run.kind} must return a specdec.training.losses.HeadObjective, got "
+                f"{shown(objective)}"
+            )
+        return objective.drafter, objective
     k, sizes = run.num_draft_tokens, {"mlp_width": run.mlp_width, "seed": run.seed}
     if run.kind == "mtp":
         head = mtp.new_head(target, run.depths, layout=run.layout, **sizes)
         drafter = MTPDrafter(head, target, max(k, head.config.num_layers))
         return drafter, mtp.MultiTokenPrediction(drafter, target)
+    if run.kind == "medusa":
+        head = medusa.new_head(target, run.depths or k)
+        drafter = MedusaDrafter(head, target, min(k, head.config.num_heads))
+        return drafter, medusa.EveryHead(drafter, target)
     sizes["target_ids"] = target_ids
     if run.kind == "mask-token":
         head = mask_token.new_head(target, num_layers=run.layers or 2, **sizes)

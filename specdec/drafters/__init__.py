@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from specdec.drafters.lookup import PromptLookupDrafter
     from specdec.drafters.mask_token.drafter import MaskTokenDrafter
     from specdec.drafters.mask_token.head import MaskTokenConfig, MaskTokenHead
+    from specdec.drafters.medusa import MedusaConfig, MedusaDrafter, MedusaHead
     from specdec.drafters.model import ModelDrafter
     from specdec.drafters.mtp.drafter import MTPDrafter
     from specdec.drafters.mtp.head import MTPConfig, MTPHead
@@ -29,6 +30,7 @@ _HOMES = {
     "specdec.drafters.join": "FirstMatch",
     "specdec.drafters.lookup": "PromptLookupDrafter",
     "specdec.drafters.mask_token.drafter": "MaskTokenDrafter",
+    "specdec.drafters.medusa": "MedusaConfig MedusaDrafter MedusaHead",
     "specdec.drafters.model": "ModelDrafter",
     "specdec.drafters.mtp.drafter": "MTPDrafter",
     "specdec.drafters.paths": "Paths",
@@ -51,6 +53,8 @@ __all__ = [
     "MTPHead",
     "MaskTokenConfig",
     "MaskTokenHead",
+    "MedusaConfig",
+    "MedusaHead",
     "Paths",
 ]
 

@@ -43,6 +43,9 @@ class Tree:
         rates: of the fixed shape: about how likely a first child is accepted, a second one, ....
         parents: a fixed shape to use instead of that of `rates`, of exactly so many nodes and that
             depth; see `Draft.parents`. The dynamic tree is not affected by it.
+        ranks: the nodes of one shape for all steps, each as the ranks of the tokens of its path
+            (Medusa's choices): (2, 0) is the most likely token after the third likely one. Tokens
+            that are point masses have these ranks as well. `nodes` and `depth` follow from it.
 
     Raises:
         ValueError: a number out of range, or more nodes than the rest allows.
@@ -50,9 +53,11 @@ class Tree:
     Example:
         >>> Tree(nodes=6, depth=3, rates=(0.6, 0.3)).shape
         (-1, -1, 0, 1, 0, 2)
+        >>> Tree(ranks=((0,), (1,), (0, 0), (0, 1))).nodes
+        4
 
     Reference: Li et al., arXiv:2406.16858 (EAGLE-2), section 4; a fixed shape from rates, Chen et
-    al., arXiv:2402.12374 (Sequoia).
+    al., arXiv:2402.12374 (Sequoia); ranks, Cai et al., arXiv:2401.10774 (Medusa), section 2.1.2.
     """
 
     nodes: int = 31
@@ -60,8 +65,11 @@ class Tree:
     top_k: int = 8
     rates: tuple[float, ...] = (0.6, 0.2, 0.1, 0.05)
     parents: tuple[int, ...] | None = None
+    ranks: tuple[tuple[int, ...], ...] | None = None
 
     def __post_init__(self):
+        if self.ranks is not None:
+            self._take_ranks()
         check_integer("Tree.depth", self.depth, 1)
         check_integer("Tree.nodes", self.nodes, self.depth)
         check_integer("Tree.top_k", self.top_k, 1)
@@ -72,6 +80,28 @@ class Tree:
             check_number("a rate of Tree.rates", rate, above=0, below=1)
         self._check_candidates(self.top_k)
         self.check_shape()
+
+    def _take_ranks(self) -> None:
+        """Nodes and depth of `ranks`; `ValueError` where a parent or an earlier sibling lacks."""
+        if not isinstance(self.ranks, tuple | list) or not self.ranks:
+            raise TypeError(f"Tree.ranks must be a tuple of paths, got {shown(self.ranks)}")
+        if self.parents is not None:
+            raise ValueError("Tree.parents and Tree.ranks are two shapes; leave one out")
+        paths = tuple(tuple(path) for path in self.ranks)
+        for path in paths:
+            if not path:
+                raise ValueError("Tree.ranks has an empty path; the root is no node")
+            for rank in path:
+                check_integer("a rank of Tree.ranks", rank, 0)
+            above, before = path[:-1], (*path[:-1], path[-1] - 1)
+            for needed in [above] * bool(above) + [before] * bool(path[-1]):
+                if needed not in paths:
+                    raise ValueError(f"Tree.ranks has {path} and lacks {needed}; name it as well")
+        if len({*paths}) < len(paths):
+            raise ValueError("Tree.ranks names a path twice")
+        sizes = {"ranks": paths, "nodes": len(paths), "depth": max(map(len, paths))}
+        for name, value in sizes.items():
+            object.__setattr__(self, name, value)
 
     def check_shape(self) -> None:
         """Raises `ValueError` for a fixed shape that does not have so many nodes."""
@@ -123,6 +153,8 @@ class Tree:
 
     def _best_paths(self) -> list[tuple[int, ...]]:
         """Up to `nodes` paths, each as the ranks of its nodes among their siblings."""
+        if self.ranks is not None:
+            return list(self.ranks)
         found, waiting = [], [(-rate, (0,)) for rate in self.rates[:1]]
         while waiting and len(found) < self.nodes:
             value, path = heapq.heappop(waiting)
@@ -142,12 +174,14 @@ class Tree:
         siblings = max(len(level.widths) for level in self.levels)
         if siblings > num_ids:
             raise ValueError(
-                f"a tree with {siblings} children of one node (Tree.rates or Tree.parents) cannot "
-                f"be drawn from {num_ids} ids without replacement; name at most {num_ids} rates"
+                f"a tree with {siblings} children of one node (rates, parents or ranks) cannot be "
+                f"drawn from {num_ids} ids without replacement; name at most {num_ids} rates"
             )
         self._check_candidates(min(self.top_k, num_ids), f" over {num_ids} ids")
 
     def _check_candidates(self, num_children: int, over: str = "") -> None:
+        if self.ranks is not None:
+            return  # no tree is chosen
         width = most = num_children
         for _ in range(self.depth - 1):
             width = min(self.top_k, width) * num_children
@@ -286,7 +320,8 @@ class TreePlan:
             ids: `[Vd]` of the target's that the drafter can propose; `None` for all.
             widen: from logits over these to logits over the target's vocabulary.
         """
-        if proposal.kind == "argmax" or drawing.logits_filter.is_greedy:
+        has_points = proposal.kind == "argmax" or drawing.logits_filter.is_greedy
+        if has_points and self.tree.ranks is None:
             draft = self._grow_best(drawing.num_draft_tokens, first_logits, expand, ids)
         else:
             self.tree.check_rule(drawing.rule)
@@ -298,7 +333,8 @@ class TreePlan:
         self, proposal: Proposal, drawing: Drawing, logits: Tensor, expand: Expand
     ) -> Draft:
         """The fixed shape, siblings drawn without replacement: each child from the distribution of
-        the logits without its earlier siblings' tokens.
+        the logits without its earlier siblings' tokens. Of point masses that is the next likely
+        token.
         """
         drafting, count, runs, num_read = proposal.begin(drawing), 0, [], 0
         for depth, level in enumerate(self.tree.levels):

@@ -86,7 +86,7 @@ def _other_values(survey: Survey, target: PreTrainedModel) -> Iterator[tuple[str
         for value in values if hasattr(config, option) else ():
             if value != getattr(config, option):
                 yield f"{option} {value}", option, value
-    rope = getattr(config.layer, "rope", None)
+    rope = getattr(getattr(config, "layer", None), "rope", None)
     if "rope_theta" in options and rope is not None:
         theirs = (getattr(text, "rope_parameters", None) or {}).get("rope_theta")
         for base in dict.fromkeys((DEFAULT_ROPE_THETA, theirs)):
@@ -242,23 +242,30 @@ _SAID = {
 
 def _describe_head(kind: str, config: Any) -> Iterator[tuple[str, str]]:
     """Lines (name, text): sizes, features, and every other field of the configuration."""
-    layer, count = config.layer, config.num_layers
-    sizes = f"{kind}, {count} layer{'s' if count > 1 else ''}"
-    if hasattr(layer, "layer_class"):  # of HF's own
-        yield "head", f"{sizes} of {layer.layer_class.__name__}, width {layer.hidden_size}"
-    else:
-        heads = f"{layer.num_heads} heads of {layer.head_dim} ({layer.num_kv_heads} for keys and "
-        mlp = f"MLP {layer.intermediate_size} ({layer.hidden_act}), {heads}values)"
-        yield "head", f"{sizes}, width {layer.hidden_size}, {mlp}"
+    layer = getattr(config, "layer", None)
+    is_own = layer is not None and not hasattr(layer, "layer_class")
+    yield "head", f"{kind}, {_sizes(config, layer, is_own=is_own)}"
     features = _features(config.feature_layers)
     yield "features", f"{features}; {config.target_hidden_size} wide" if features else "none"
     flags = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in _SAID}
     wiring = wrap(", ".join(f"{name} {value}" for name, value in flags.items()), 86)
     yield from zip_longest(["wiring"], wiring, fillvalue="")
-    if not hasattr(layer, "layer_class"):
+    if is_own:
         names = ("attention_bias", "attention_output_bias", "has_qk_norm", "rms_norm_eps")
         if layer.windows:
             names += ("windows", "is_window_causal")
         names += tuple(name for name in ("has_sinks", "convolution") if getattr(layer, name))
         yield "layers", ", ".join(f"{name} {getattr(layer, name)}" for name in names)
         yield "rope", ", ".join(f"{key} {value}" for key, value in sorted(layer.rope.items()))
+
+
+def _sizes(config: Any, layer: Any, *, is_own: bool) -> str:
+    """Decoder layers and their widths."""
+    if layer is None:
+        return f"no decoder layers, width {config.hidden_size}"
+    sizes = f"{config.num_layers} layer{'s' if config.num_layers > 1 else ''}"
+    if not is_own:  # of HF's own
+        return f"{sizes} of {layer.layer_class.__name__}, width {layer.hidden_size}"
+    heads = f"{layer.num_heads} heads of {layer.head_dim} ({layer.num_kv_heads} for keys and "
+    mlp = f"MLP {layer.intermediate_size} ({layer.hidden_act}), {heads}values)"
+    return f"{sizes}, width {layer.hidden_size}, {mlp}"

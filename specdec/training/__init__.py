@@ -9,6 +9,7 @@ _HOMES = {
     "follow": ["FollowTarget"],
     "losses": ["Distillation", "NextToken"],
     "mask_token": ["MaskRollouts"],
+    "medusa": ["EveryHead"],
     "mtp": ["MultiTokenPrediction"],
     "trainer": ["ObjectiveArguments", "ObjectiveTrainer"],
 }

@@ -17,9 +17,17 @@ from eagle_heads import head_for as eagle_head
 from eagle_heads import informed as eagle_informed
 from mask_heads import head_for as mask_head
 from mask_heads import informed
+from medusa_heads import informed as medusa_head
 from transformers import AutoModelForCausalLM
 
-from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter, SpeculativeGenerator, zoo
+from specdec import (
+    EagleDrafter,
+    MaskTokenDrafter,
+    MedusaDrafter,
+    MTPDrafter,
+    SpeculativeGenerator,
+    zoo,
+)
 from specdec.training.mask_token import with_correction
 from specdec.training.mtp import MultiTokenPrediction, new_head
 
@@ -50,6 +58,7 @@ HEADS = {
     ),
     # vLLM's blocks have K + 1 rows, the library's what the head was trained with: block_size.
     "dflash": ("speculators", {"draft_vocab_size": 30, "block_size": 4}, {"method": "dflash"}),
+    "medusa": ("vllm", {"num_blocks": 2}, {"method": "medusa"}),
     "dflash, z-lab": ("z-lab", {"has_lm_head": False, "block_size": 4}, {"method": "dflash"}),
 }
 """Layout, flags of the head, and keys of vLLM's `speculative_config`."""
@@ -85,6 +94,8 @@ def new_target(folder: Path, kind: str = "Llama", **changes):
 def new_drafter(name: str, target):
     """A head that is right often enough to count, where it has a vocabulary head to fit."""
     flags = {"head_dim": 32} | HEADS[name][1]
+    if name == "medusa":
+        return MedusaDrafter(medusa_head(target, num_heads=K, **HEADS[name][1]), target, K)
     if name.startswith("eagle"):
         layers = {} if "kind" in flags else {"feature_layers": (1, 3, 5)}
         head = eagle_head(target, **layers | flags)

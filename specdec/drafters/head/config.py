@@ -13,9 +13,11 @@ from specdec.targets.features import FeatureLayer
 class HeadConfig(Protocol):
     """What the configuration of a head has, in every family; a frozen dataclass.
 
+    A head with decoder layers has `layer`, a `LayerConfig` or `HFLayerConfig`, and `num_layers` as
+    well: its drafter keeps keys and values. `max_draft_tokens` bounds the tokens of a path, where
+    there is one.
+
     Attributes:
-        layer: a `LayerConfig` or `HFLayerConfig`, of its decoder layers.
-        num_layers: decoder layers.
         hidden_size: H of the head.
         vocab_size: V of the target.
         draft_vocab_size: Vd, how many ids the head can propose; V for all.
@@ -25,8 +27,6 @@ class HeadConfig(Protocol):
         has_lm_head: the head has a vocabulary head of its own; else it uses the target's.
     """
 
-    layer: Any
-    num_layers: int
     hidden_size: int
     vocab_size: int
     draft_vocab_size: int

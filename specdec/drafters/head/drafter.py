@@ -30,11 +30,12 @@ from specdec.types import Context
 @dataclass(frozen=True, eq=False)
 class HeadState:
     """The head's keys and values, row t of a text in slot t, and `[S + 1, 2 D]` angles of the
-    layers' `rotary_table`; for a drafter of trees, how they grow.
+    layers' `rotary_table`, both `None` for a head without decoder layers; for a drafter of trees,
+    how they grow.
     """
 
-    cache: SlotCache
-    angles: Tensor = shared()
+    cache: SlotCache | None
+    angles: Tensor | None = shared()
     plan: TreePlan | None = shared(default=None, kw_only=True)
 
 
@@ -50,7 +51,8 @@ class HeadDrafter(TreeDrafter):
     Args:
         head: the weights, in eval mode, on the target's device. Its data type may be another. Of a
             head of one's own are read: `config` (a `HeadConfig`), `device`, `dtype`, `target_ids`
-            (`None` where it proposes all ids) and `logits(out, lm_head)`, as of `FeatureHead`.
+            (`None` where it proposes all ids) and, by `logits`, `logits(out, lm_head)` as of
+            `FeatureHead`.
         target: the HF model, or `Target`, that the head was made for.
         num_draft_tokens: K.
         proposal: `"sample"` draws draft tokens and returns their probabilities; `"argmax"` proposes
@@ -66,6 +68,10 @@ class HeadDrafter(TreeDrafter):
 
     head_type: ClassVar[type[nn.Module]] = nn.Module
     """The heads that it drafts with."""
+    family: ClassVar[Any] = None
+    """A `specdec.checkpoints.Family`, by which a drafter of your own reads and writes its files;
+    those of the package are known there.
+    """
 
     def __init__(
         self,
@@ -115,8 +121,8 @@ class HeadDrafter(TreeDrafter):
         length = self.tree_depth or self.num_draft_tokens
         if limit is not None and length > limit:
             raise ValueError(
-                f"the head fills blocks of {self.config.block_size} rows, which predict {limit} "
-                f"tokens; {name} must be at most {limit}, got {length}"
+                f"the head predicts {limit} tokens of a path; {name} must be at most {limit}, got "
+                f"{length}"
             )
 
     @classmethod
@@ -158,10 +164,12 @@ class HeadDrafter(TreeDrafter):
         *,
         verifier: str | None = None,
     ) -> tuple[str, ...]:
-        """Writes an EAGLE or a mask-token head as other engines read it; Args, Returns and Raises
-        as `checkpoints.export.save_head`. The default `verifier` is where the target was loaded
-        from.
+        """Writes a head as other engines read it, one of your own by its `family`; Args, Returns
+        and Raises as `checkpoints.export.save_head`. The default `verifier` is where the target was
+        loaded from.
         """
+        if layout is None and self.family is not None:
+            layout = next((record for record in self.family.layouts if record.name), None)
         target, options = self._borrowed, {"num_draft_tokens": max(self.num_draft_tokens, 1)}
         options |= {"verifier": verifier or target.name, "target_layers": target.num_layers}
         options |= {"embed_tokens": target.embeddings.weight, "lm_head": target.lm_head.weight}
@@ -185,9 +193,11 @@ class HeadDrafter(TreeDrafter):
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> HeadState:
         """Key/value storage for `max_length` tokens per row, and the nodes that a step reads."""
-        layer, where = self.config.layer, {"dtype": self.head.dtype, "device": device}
+        plan, layer = self.tree_plan(device), getattr(self.config, "layer", None)
+        if layer is None:
+            return HeadState(None, None, plan=plan)
+        where = {"dtype": self.head.dtype, "device": device}
         shapes = dict.fromkeys(range(self.num_layers), layer.key_value_shape(**where))
-        plan = self.tree_plan(device)
         room = plan.max_read if plan else 0
         extra = max(room, self.num_after) - self.num_draft_tokens
         cache = SlotCache(batch_size, max_length + room, shapes, extra_slots=extra)

@@ -1,0 +1,77 @@
+"""New Medusa heads and their objective: every head beside the target's distribution at its token.
+
+Legend: B rows, T tokens, J heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec.arguments import check_integer
+from specdec.drafters.medusa import MedusaConfig, MedusaDrafter, MedusaHead
+from specdec.training.heads import drawn_from
+from specdec.training.losses import UnrolledObjective
+
+
+def new_head(
+    target: PreTrainedModel, num_heads: int = 4, num_blocks: int = 1, *, seed: int = 0
+) -> MedusaHead:
+    """An untrained head that predicts what the target itself does: blocks that add nothing, and the
+    target's vocabulary matrix. Nothing of it is random, whatever the seed.
+
+    Example:
+        >>> from specdec import zoo
+        >>> new_head(zoo.load_target(), 2).config.num_heads
+        2
+
+    Reference: Cai et al., arXiv:2401.10774, section 2.1.1.
+    """
+    theirs = target.config.get_text_config()
+    num_heads = check_integer("num_heads", num_heads, 1)
+    with drawn_from(seed):
+        head = MedusaHead(
+            MedusaConfig(num_heads, num_blocks, theirs.hidden_size, theirs.vocab_size)
+        )
+    with torch.no_grad():
+        for block in (block for blocks in head.blocks for block in blocks):
+            block.weight.zero_()
+            block.bias.zero_()
+        for matrix in head.lm_heads:
+            matrix.weight.copy_(target.get_output_embeddings().weight)
+    return head
+
+
+class EveryHead(UnrolledObjective):
+    """Trains the heads of Medusa-1: the target is frozen, and head j at position t is compared with
+    the target's distribution of token t + j + 2.
+
+    Args:
+        drafter, target: as for `HeadObjective`.
+        step_weight: of a head, as a multiple of that of the one before (the paper's lambda).
+
+    Example:
+        >>> from specdec import zoo
+        >>> target = zoo.load_target()
+        >>> objective = EveryHead(MedusaDrafter(new_head(target), target), target)
+        >>> objective(torch.zeros(2, 17, dtype=torch.long)).shape
+        torch.Size([])
+
+    Reference: Cai et al., arXiv:2401.10774, equation 1, with the target's probabilities for labels
+    as in its self-distillation.
+    """
+
+    def __init__(self, drafter: MedusaDrafter, target: PreTrainedModel, step_weight: float = 0.8):
+        super().__init__(drafter, target, drafter.config.num_heads, step_weight)
+
+    def logits(self, out: Tensor, step: int) -> Tensor:
+        """Logits `[n, V]` of what head `step` makes of a state."""
+        return self.drafter.head.lm_heads[step](out)
+
+    def unroll(self, ids: Tensor, features: Tensor) -> list[Tensor]:
+        """What each vocabulary matrix reads, at every position that has a label of all heads."""
+        hidden = partial(self.drafter.head.hidden, features[:, : ids.shape[1] - self.num_steps])
+        return [hidden(index) for index in range(self.num_steps)]
