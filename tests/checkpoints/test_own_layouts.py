@@ -252,7 +252,7 @@ def test_what_is_no_record_or_of_another_family_is_refused(tmp_path):
     with refused(message):
         survey_checkpoint(folder, TARGET, families=(MASK_TOKEN,), layouts=(FUSED,))
     (tmp_path / "mine.py").write_text("RECORD = 5")
-    with refused("mine.py:RECORD must be a specdec.checkpoints.Layout or Family, by which the files in x"):
+    with refused("mine.py:RECORD must be a specdec.checkpoints.Layout or Family, by which"):
         load_drafter(f"{tmp_path}/mine.py:RECORD:x", TARGET)
     for name in ("lookup", "self:8", "zoo:eagle3", f"{tmp_path}/mine.py:RECORD"):
         with refused("layouts belongs to a head's files, not to"):
