@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdec.arguments import check_choice, check_number, shown
 from specdec.samplers.logits_filter import LEAST_TEMPERATURE, LogitsFilter, logprobs_of
-from specdec.samplers.noise import Drawing
+from specdec.samplers.noise import Drawing, EditDraftLogits
 from specdec.types import Draft
 
 Kind = Literal["sample", "argmax"]
@@ -29,17 +29,30 @@ class Proposal:
             distribution; `"argmax"` proposes the most likely token, a point mass.
         temperature: of the drafter's distribution where the target samples; `None` is the target's
             own. The truncations (top-k, top-p, min-p) are the target's in any case.
+        edit: changes the drafter's logits `[B, n, V]`, over the target's vocabulary, before
+            anything is drawn from them: alike for sampled and most likely tokens, in chains and in
+            trees. The probabilities that the sampler sees are those of the edited logits, so
+            lossless rules stay lossless. It runs in the step, on the device, once for each pass.
 
     Example:
         >>> Proposal("argmax")
-        Proposal(kind='argmax', temperature=None)
+        Proposal(kind='argmax', temperature=None, edit=None)
+        >>> from specdec import SelfDrafter, zoo
+        >>> drafter = SelfDrafter(zoo.load_target(), 2, layers=14)
+        >>> drafter.proposal = Proposal(edit=lambda logits: logits / 2)  # from the next call on
     """
 
     kind: Kind = "sample"
     temperature: float | None = None
+    edit: EditDraftLogits | None = None
 
     def __post_init__(self):
         check_choice("proposal", self.kind, ("sample", "argmax"))
+        if not (self.edit is None or callable(self.edit)):
+            raise TypeError(
+                "Proposal.edit must be a function of logits [B, n, V] that returns logits of the "
+                f"same shape, or None, got {shown(self.edit)}"
+            )
         if self.temperature is None:
             return
         advice = "None is the target's, and proposal='argmax' the limit at 0"
@@ -75,6 +88,7 @@ class Drafting:
 
     def __init__(self, proposal: Proposal, drawing: Drawing):
         self._drawing, self._logits_filter = drawing, proposal.logits_filter(drawing.logits_filter)
+        self._edits = proposal.edit, drawing.edit
         self._samples = proposal.kind == "sample"
         self._wants_probs = drawing.wants_probs and not self._logits_filter.is_greedy
         self._probs: Tensor | None = None
@@ -89,6 +103,9 @@ class Drafting:
             logits: `[B, n, V]` over the target's vocabulary.
             depth: of the tokens that they follow in a tree, 0 for the root.
         """
+        for edit in self._edits:
+            if edit is not None:
+                logits = edited(logits, edit)
         index, count = self._num_drawn, logits.shape[1]
         self._num_drawn += count
         tokens = logits.argmax(dim=-1) if not self._samples else self._draw(logits, index, depth)
@@ -129,3 +146,20 @@ class Drafting:
         """
         raw = torch.cat(self._raw, dim=1) if self._raw else None
         return Draft(torch.cat(self.tokens, dim=1), self._probs, num_valid, raw_probs=raw, **tree)
+
+
+def edited(logits: Tensor, edit: EditDraftLogits) -> Tensor:
+    """Logits `[B, n, V]` as an edit returns them.
+
+    Raises:
+        TypeError: it returned something else than logits of this shape and device.
+    """
+    found = edit(logits)
+    is_like = isinstance(found, Tensor) and found.shape == logits.shape
+    if not (is_like and found.is_floating_point() and found.device == logits.device):
+        raise TypeError(
+            f"the edit of a proposal must return logits {list(logits.shape)} on {logits.device}, "
+            f"got {shown(found)}; it gets logits over the target's vocabulary and changes values "
+            "alone"
+        )
+    return found

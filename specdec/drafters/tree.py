@@ -9,14 +9,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer, check_number, shown
-from specdec.drafters.proposal import Proposal
+from specdec.drafters.proposal import Proposal, edited
 from specdec.samplers.noise import Drawing, DrawRule
 from specdec.types import Draft, depths_of
 
@@ -286,6 +286,15 @@ class TreePlan:
             ids: `[Vd]` of the target's that the drafter can propose; `None` for all.
             widen: from logits over these to logits over the target's vocabulary.
         """
+        if edits := [edit for edit in (proposal.edit, drawing.edit) if edit is not None]:
+            # Once for each pass, before the siblings that were drawn are taken out of its logits.
+            unedited = replace(proposal, edit=None), replace(drawing, edit=None)
+
+            def edit(own: Tensor) -> Tensor:
+                return reduce(edited, edits, widen(own))
+
+            first = edit(first_logits)
+            return self.grow(*unedited, first, lambda nodes: edit(expand(nodes)), num_valid)
         if proposal.kind == "argmax" or drawing.logits_filter.is_greedy:
             draft = self._grow_best(drawing.num_draft_tokens, first_logits, expand, ids)
         else:

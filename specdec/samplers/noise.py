@@ -206,6 +206,10 @@ probabilities.
 """
 
 
+EditDraftLogits = Callable[[Tensor], Tensor]
+"""(a drafter's logits `[B, n, V]` over the target's vocabulary, V) -> logits of the same shape."""
+
+
 @dataclass(frozen=True, eq=False)
 class Drawing:
     """What a drafter has to know of a step, beside its context, to draw tokens.
@@ -217,6 +221,8 @@ class Drawing:
         rule: `draw_by_inversion` or `draw_by_race`.
         wants_probs: the sampler can use the probabilities of the tokens.
         wants_raw: a trace asks for `Draft.raw_probs`.
+        edit: changes a drafter's logits before they are drawn, in this step; set by a drafter that
+            wraps another one. `Proposal.edit` does so in every step.
     """
 
     num_draft_tokens: int
@@ -225,6 +231,7 @@ class Drawing:
     rule: DrawRule
     wants_probs: bool = True
     wants_raw: bool = False
+    edit: EditDraftLogits | None = None
 
 
 def draw_by_inversion(
