@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from specdec.drafters.base import Drafter, NoDrafter
     from specdec.drafters.eagle import EagleDrafter
     from specdec.drafters.join import FirstMatch
+    from specdec.drafters.lookahead import LookaheadDrafter
     from specdec.drafters.lookup import PromptLookupDrafter
     from specdec.drafters.mask_token.drafter import MaskTokenDrafter
     from specdec.drafters.model import ModelDrafter
@@ -53,6 +54,7 @@ __all__ = [
     "GenerationResult",
     "GrammarProcessor",
     "LogitsFilter",
+    "LookaheadDrafter",
     "MTPDrafter",
     "MaskTokenDrafter",
     "ModelDrafter",
@@ -84,6 +86,7 @@ _HOMES = {
     "drafters.base": "Drafter NoDrafter",
     "drafters.eagle": "EagleDrafter",
     "drafters.join": "FirstMatch",
+    "drafters.lookahead": "LookaheadDrafter",
     "drafters.lookup": "PromptLookupDrafter",
     "drafters.mask_token.drafter": "MaskTokenDrafter",
     "drafters.model": "ModelDrafter",
