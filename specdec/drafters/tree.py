@@ -186,6 +186,12 @@ class Tree:
     def check_rule(self, rule: DrawRule) -> None:
         """Raises `ValueError` for a rule that its fixed shape cannot be drawn by."""
 
+    def paths_of(self, width: int, device: torch.device) -> Tensor | int:
+        """Which of independent paths each of `width` nodes that are drawn at once is on, `[W]`; 0,
+        since the nodes of a tree are not drawn independently.
+        """
+        return 0
+
     def drawn(self, draft: Draft) -> Draft:
         """A draft of its fixed shape, which was drawn, as rules are to see it."""
         return draft
@@ -322,7 +328,8 @@ class TreePlan:
             for width in level.widths:
                 width = min(width, drawing.num_draft_tokens - count)
                 own = left[:, :width]
-                tokens = drafting.draw(own.contiguous(), depth=depth)
+                path = self.tree.paths_of(width, own.device)
+                tokens = drafting.draw(own.contiguous(), depth=depth, path=path)
                 own.scatter_(2, tokens[..., None], -torch.inf)
                 runs += [1] * width if depth == 0 else [width]  # siblings have a run each
                 count += width

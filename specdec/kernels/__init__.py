@@ -7,7 +7,7 @@ its definition in plain PyTorch. `triton.py` is the same on a GPU.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from specdec.kernels.philox.reference import philox, step_uniforms
+from specdec.kernels.philox.reference import named_uniforms, philox, step_uniforms
 from specdec.kernels.race.reference import exponentials, first_arrival, race
 from specdec.kernels.sample.reference import draw, sample, sample_tokens
 from specdec.kernels.truncate.reference import filtered_logits, filtered_probs, find_cutoff
@@ -58,6 +58,7 @@ __all__ = [
     "find_cutoff",
     "first_arrival",
     "longest_path",
+    "named_uniforms",
     "philox",
     "race",
     "ragged_attention",
