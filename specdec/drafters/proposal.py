@@ -96,9 +96,7 @@ class Drafting:
         self._raw: list[Tensor] = []
         self._num_drawn = 0
 
-    def draw(
-        self, logits: Tensor, *, depth: int | None = None, path: Tensor | int = 0
-    ) -> Tensor:
+    def draw(self, logits: Tensor, *, depth: int | None = None, path: Tensor | int = 0) -> Tensor:
         """The next n tokens `[B, n]` of every row: one, or all K that one pass predicts.
 
         Args:
@@ -111,15 +109,15 @@ class Drafting:
                 logits = edited(logits, edit)
         index, count = self._num_drawn, logits.shape[1]
         self._num_drawn += count
-        tokens = logits.argmax(dim=-1) if not self._samples else self._draw(logits, index, depth, path)
+        tokens = (
+            logits.argmax(dim=-1) if not self._samples else self._draw(logits, index, depth, path)
+        )
         self.tokens.append(tokens)
         if self._drawing.wants_raw:
             self._raw.append(logprobs_of(tokens, logits).exp())
         return tokens
 
-    def _draw(
-        self, logits: Tensor, index: int, depth: int | None, path: Tensor | int
-    ) -> Tensor:
+    def _draw(self, logits: Tensor, index: int, depth: int | None, path: Tensor | int) -> Tensor:
         """By the sampler's rule, which writes the probabilities where the draft keeps them."""
         drawing, out, count = self._drawing, None, logits.shape[1]
         noise = drawing.noise if depth is None else drawing.noise.at_depths(depth, path)

@@ -126,9 +126,7 @@ class Paths:
         draft, logits, logits_filter = self.inputs(rows)
         shape = len(rows), len(Stream), logits.shape[1]
 
-        def run(
-            accept: Tensor | None, draws: Tensor, source: Callable = ScriptedNoise
-        ) -> Verdict:
+        def run(accept: Tensor | None, draws: Tensor, source: Callable = ScriptedNoise) -> Verdict:
             uniforms, races = torch.full(shape, torch.nan, dtype=torch.float64, device="cpu"), None
             if accept is not None:
                 uniforms[:, Stream.ACCEPT, :-1] = accept
