@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from specdec.samplers.noise import Drawing, StepNoise, Stream
     from specdec.samplers.rejection import RejectionSampler
     from specdec.targets import Target
-    from specdec.types import PAD_TOKEN, Context, Draft, Verdict
+    from specdec.types import PAD_TOKEN, Context, Draft, Verdict, Verified
 
 __all__ = [
     "PAD_TOKEN",
@@ -76,6 +76,7 @@ __all__ = [
     "Tree",
     "TypicalSampler",
     "Verdict",
+    "Verified",
     "certify",
     "evaluate",
 ]
@@ -109,7 +110,7 @@ _HOMES = {
     "samplers.rejection": "RejectionSampler",
     "samplers.logits_filter": "LogitsFilter",
     "targets": "Target",
-    "types": "PAD_TOKEN Context Draft Verdict",
+    "types": "PAD_TOKEN Context Draft Verdict Verified",
 }
 """Modules that define the names, as type checkers see them above."""
 
