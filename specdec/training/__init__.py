@@ -10,6 +10,7 @@ _HOMES = {
     "losses": ["Distillation", "NextToken"],
     "mask_token": ["MaskRollouts", "mask_token_config"],
     "mtp": ["MultiTokenPrediction"],
+    "online": ["KeepVerified", "OnlineDistillation"],
     "trainer": ["ObjectiveArguments", "ObjectiveTrainer"],
 }
 """The names of each module, imported on first use: a family of heads loads no other."""
