@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from specdec.drafters.base import Drafter, NoDrafter
     from specdec.drafters.eagle import EagleDrafter
     from specdec.drafters.join import FirstMatch
+    from specdec.drafters.lookahead import LookaheadDrafter
     from specdec.drafters.lookup import PromptLookupDrafter
     from specdec.drafters.mask_token.drafter import MaskTokenDrafter
     from specdec.drafters.medusa import MedusaDrafter
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from specdec.samplers.noise import Drawing, Noise, StepNoise, Stream
     from specdec.samplers.rejection import RejectionSampler
     from specdec.targets import Target
-    from specdec.types import Context, Draft, Verdict
+    from specdec.types import Context, Draft, Verdict, Verified
 
 __version__ = "0.1.0"
 """Of this package: pyproject.toml reads it here."""
@@ -56,6 +57,7 @@ __all__ = [
     "GenerationResult",
     "GrammarProcessor",
     "LogitsFilter",
+    "LookaheadDrafter",
     "MTPDrafter",
     "MaskTokenDrafter",
     "MedusaDrafter",
@@ -79,6 +81,7 @@ __all__ = [
     "Tree",
     "TypicalSampler",
     "Verdict",
+    "Verified",
     "certify",
     "evaluate",
 ]
@@ -89,6 +92,7 @@ _HOMES = {
     "drafters.base": "Drafter NoDrafter",
     "drafters.eagle": "EagleDrafter",
     "drafters.join": "FirstMatch",
+    "drafters.lookahead": "LookaheadDrafter",
     "drafters.lookup": "PromptLookupDrafter",
     "drafters.mask_token.drafter": "MaskTokenDrafter",
     "drafters.model": "ModelDrafter",
@@ -112,7 +116,7 @@ _HOMES = {
     "samplers.rejection": "RejectionSampler",
     "samplers.logits_filter": "LogitsFilter",
     "targets": "Target",
-    "types": "Context Draft Verdict",
+    "types": "Context Draft Verdict Verified",
 }
 """Modules that define the names, as type checkers see them above."""
 

@@ -5,6 +5,7 @@ compared with it bit by bit.
 """
 
 import math
+import zlib
 
 import pytest
 import torch
@@ -151,6 +152,87 @@ def test_exponentials_for_a_foreign_rule_are_made_of_a_stream_of_their_own(rows)
         pairs = [words[0][:2], words[0][2:], words[1][:2]]
         uniforms = [(high * 2**20 + low // 2**12) / 2**52 for high, low in pairs]
         assert row == pytest.approx([-math.log1p(-u) for u in uniforms], rel=1e-12)
+
+
+@given(
+    st.lists(st.tuples(row_seeds, st.integers(0, WORD - 1)), min_size=1, max_size=4),
+    st.text(max_size=9),
+    st.integers(0, 6),
+)
+def test_named_uniforms_have_counters_of_their_own(rows, name, num):
+    seeds, starts = zip(*rows, strict=True)
+    drawn = Noise(seeds).at(torch.tensor(starts), 3).uniform(name, num)
+    assert drawn.shape == (len(rows), num)
+    word = zlib.crc32(name.encode())
+    for (seed, start), row in zip(rows, drawn.tolist(), strict=True):
+        for index, found in enumerate(row):
+            counter = start, index, word, 1  # the last word of all others is 0
+            high, low, _, _ = plain_philox(counter, (seed % WORD, seed // WORD))
+            assert found == (high * 2**20 + low // 2**12) / 2**52
+
+
+def test_names_have_as_many_numbers_as_the_step_unless_one_says_how_many():
+    step = Noise([7]).at(torch.tensor([3]), 5)
+    assert step.uniform("mine").equal(step.uniform("mine", 9)[:, :5])
+    assert not step.uniform("mine").equal(step.uniform("others"))
+    with pytest.raises(ValueError, match="has 5 numbers; leave num out"):
+        step.uniform(Stream.ACCEPT, 2)
+
+
+@given(
+    st.lists(st.tuples(row_seeds, st.integers(0, WORD - 9)), min_size=1, max_size=3),
+    st.integers(0, 9),
+)
+def test_races_of_other_paths_have_streams_of_their_own(rows, path):
+    seeds, starts = zip(*rows, strict=True)
+    step, logits = Noise(seeds).at(torch.tensor(starts), 4), torch.zeros(len(rows), 2, 3)
+    drawn = step.arrivals(logits, 1, path=path)
+    stream = 256 + path if path else 3
+    for (seed, start), row in zip(rows, drawn.tolist(), strict=True):
+        for index, found in enumerate(row):
+            key = seed % WORD, seed // WORD
+            words = [plain_philox((start + 2 + index, i, stream, 0), key) for i in (0, 1)]
+            pairs = [words[0][:2], words[0][2:], words[1][:2]]
+            uniforms = [(high * 2**20 + low // 2**12) / 2**52 for high, low in pairs]
+            assert found == pytest.approx([-math.log1p(-u) for u in uniforms], rel=1e-12)
+    both = step.arrivals(logits, 1, path=torch.tensor([path, path + 1]))
+    assert both[:, 0].equal(drawn[:, 0])
+    assert both[:, 1].equal(step.arrivals(logits, 1, path=path + 1)[:, 1])
+
+
+@pytest.mark.parametrize("depths", [None, torch.tensor([2, 0])])
+def test_the_least_arrival_wins_a_race_and_scripted_numbers_race_alike(depths):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 2, 7, generator=generator)
+    logits_filter = LogitsFilter(40, top_k=5)
+    step = Noise(range(40)).at(torch.arange(40), 4)
+    every = [step.at_depths(d) for d in range(3)]
+    script = [[each.arrivals(logits[:, :1], 0, path=k)[:, 0] for each in every] for k in (0, 1, 2)]
+    script = torch.stack([torch.stack(each, dim=1) for each in script], dim=1)  # [B, P, W, V]
+    scripted = ScriptedNoise(None, script)
+    if depths is not None:
+        step, scripted = step.at_depths(depths), scripted.at_depths(depths)
+    for path in (0, 2, torch.tensor([1, 0])):
+        arrivals = step.arrivals(logits, 0, path=path)
+        probs = logits_filter(logits)
+        winners = (arrivals / probs).masked_fill(probs <= 0, torch.inf).argmin(-1)
+        assert step.race(logits, logits_filter, 0, path=path).equal(winners)
+        assert scripted.race(logits, logits_filter, 0, path=path).equal(winners)
+        assert scripted.arrivals(logits, 0, path=path).equal(arrivals)
+
+
+def test_numbers_that_were_not_scripted_are_refused_by_name():
+    named = {"mine": torch.zeros(1, 2, dtype=torch.float64)}
+    noise = ScriptedNoise(None, torch.ones(1, 3, 5), named)
+    assert noise.uniform("mine", 1).shape == (1, 1)
+    assert noise.uniform("mine").shape == (1, 2)
+    for ask, what in (
+        (lambda: noise.uniform("mine", 3), r"uniform\('mine', 3\)"),
+        (lambda: noise.uniform("other"), r"uniform\('other', None\)"),
+        (lambda: noise.arrivals(torch.zeros(1, 1, 5), 0, path=1), "a race of path 1"),
+    ):
+        with pytest.raises(ValueError, match=f"no numbers were given for {what}"):
+            ask()
 
 
 def test_no_uniform_of_many_rows_and_steps_repeats():

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from specdec.drafters.base import Drafter, NoDrafter
     from specdec.drafters.eagle import EagleConfig, EagleDrafter, EagleHead
     from specdec.drafters.join import FirstMatch
+    from specdec.drafters.lookahead import LookaheadDrafter
     from specdec.drafters.lookup import PromptLookupDrafter
     from specdec.drafters.mask_token.drafter import MaskTokenDrafter
     from specdec.drafters.mask_token.head import MaskTokenConfig, MaskTokenHead
@@ -28,6 +29,7 @@ _HOMES = {
     "specdec.drafters.base": "Drafter NoDrafter",
     "specdec.drafters.eagle": "EagleConfig EagleDrafter EagleHead",
     "specdec.drafters.join": "FirstMatch",
+    "specdec.drafters.lookahead": "LookaheadDrafter",
     "specdec.drafters.lookup": "PromptLookupDrafter",
     "specdec.drafters.mask_token.drafter": "MaskTokenDrafter",
     "specdec.drafters.medusa": "MedusaConfig MedusaDrafter MedusaHead",

@@ -13,7 +13,7 @@ from specdec.samplers.noise import Drawing
 from specdec.settings import settings_of
 from specdec.targets.features import FeatureLayer
 from specdec.targets.target import Target
-from specdec.types import Context, Draft
+from specdec.types import Context, Draft, Verified
 
 
 class Drafter(nn.Module, ABC):
@@ -32,6 +32,7 @@ class Drafter(nn.Module, ABC):
         row_inputs: names of what calls may bring for each row (`generate(row_inputs=)`), and
             contexts do then, `Context.row_inputs`.
         reads_target: contexts bring the target's keys and values of the text, `Context.target`.
+        reads_outcome: `learn` is called at the end of each step, with what became of the draft.
         extra_slots: so many tokens more than K + 1 may be run behind the text
             (`TargetText.forward`); every row's storage is longer by that.
         has_memory: drafts depend on earlier requests, so the same call need not draft the same
@@ -44,6 +45,7 @@ class Drafter(nn.Module, ABC):
     feature_layers: tuple[FeatureLayer, ...] = ()
     row_inputs: tuple[str, ...] = ()
     reads_target: bool = False
+    reads_outcome: bool = False
     extra_slots: int = 0
     has_memory: bool = False
 
@@ -93,6 +95,21 @@ class Drafter(nn.Module, ABC):
             K tokens per row and the probabilities that they were drawn from, over the target's
             vocabulary; `None` instead for a deterministic proposal. A drafter of trees says as well
             which node each hangs on.
+        """
+
+    def learn(self, verified: Verified, state: Any, /) -> None:
+        """Takes from a step that is over what later steps are to know; called where
+        `reads_outcome` is set.
+
+        The loop keeps nothing of it: what a drafter needs (the target's most likely tokens, its
+        logits of one row, a count) it writes into its state, as in `propose`, and `num_new` says
+        which rows are still going. The next step draws with numbers of its own, so the text keeps
+        the target's distribution whatever is learnt here.
+
+        Args:
+            verified: the draft, the target's logits and features of the whole window, and the
+                verdict. Its tensors are overwritten by the next step.
+            state: this drafter's, updated in place.
         """
 
 
@@ -149,10 +166,15 @@ def check_drafter(drafter: Drafter) -> None:
         got = shown(inputs)
         raise TypeError(f'{name}.row_inputs must be a tuple of names, such as ("bias",), got {got}')
     check_integer(f"{name}.extra_slots", drafter.extra_slots, 0)
-    for flag in ("has_memory", "reads_target"):
+    for flag in ("has_memory", "reads_target", "reads_outcome"):
         if not isinstance(getattr(drafter, flag), bool):
             got = shown(getattr(drafter, flag))
             raise TypeError(f"{name}.{flag} must be True or False, got {got}")
+    if drafter.reads_outcome and type(drafter).learn is Drafter.learn:
+        raise TypeError(
+            f"{name}.reads_outcome is True, and {name} has no method learn(verified, state); "
+            "define it, or drop reads_outcome"
+        )
 
 
 def check_state(

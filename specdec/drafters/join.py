@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from specdec.drafters.base import (
     Drafter,
@@ -22,7 +22,7 @@ from specdec.drafters.base import (
 from specdec.graphs.tree import shared
 from specdec.samplers.noise import Drawing
 from specdec.targets.target import Target
-from specdec.types import PAD_TOKEN, Context, Draft
+from specdec.types import PAD_TOKEN, Context, Draft, TargetOutput, Verified
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,11 +85,17 @@ class FirstMatch(Drafter):
         layers = (layer for drafter in drafters for layer in drafter.feature_layers)
         self.feature_layers = tuple(dict.fromkeys(layers))
         self.has_memory = any(drafter.has_memory for drafter in drafters)
+        self._widths: list[int] | None = None  # of the features of each layer
 
     @property
     def reads_target(self) -> bool:
         """Whether one of the drafters does."""
         return any(drafter.reads_target for drafter in self.drafters)
+
+    @property
+    def reads_outcome(self) -> bool:
+        """Whether one of the drafters does."""
+        return any(drafter.reads_outcome for drafter in self.drafters)
 
     @property
     def extra_slots(self) -> int:
@@ -125,6 +131,7 @@ class FirstMatch(Drafter):
         """Refuses what one of the drafters refuses."""
         for drafter in self.drafters:
             drafter.check_target(target)
+        self._widths = target.feature_widths(self.feature_layers)
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
@@ -147,18 +154,36 @@ class FirstMatch(Drafter):
             drafts.append(drafter.propose(self._context_of(drafter, context), part, told))
         return reduce(_first_of, (_padded(draft, drawing.num_draft_tokens) for draft in drafts))
 
+    def learn(self, verified: Verified, state: JoinedState) -> None:
+        """Every drafter that asks learns what became of the draft, whoever proposed it."""
+        for drafter, part in zip(self.drafters, state.parts, strict=True):
+            if drafter.reads_outcome:
+                features = self._features_of(drafter, verified.output.features, self._widths)
+                output = TargetOutput(verified.output.logits, features)
+                drafter.learn(replace(verified, output=output), part)
+
     def _context_of(self, drafter: Drafter, context: Context) -> Context:
         """The context with the features of one drafter's layers, in its order."""
-        layers = drafter.feature_layers
-        if context.features is None or layers == self.feature_layers:
-            return context
-        pieces = context.features.chunk(len(self.feature_layers), dim=2)
+        widths = None
         if context.target is not None:  # queries among them are of other widths
             widths = context.target.target.feature_widths(self.feature_layers)
-            pieces = context.features.split(widths, dim=2)
-        of_layer = dict(zip(self.feature_layers, pieces, strict=True))
-        features = torch.cat([of_layer[layer] for layer in layers], dim=2) if layers else None
+        features = self._features_of(drafter, context.features, widths)
         return replace(context, features=features)
+
+    def _features_of(
+        self, drafter: Drafter, features: Tensor | None, widths: list[int] | None
+    ) -> Tensor | None:
+        """The features of one drafter's layers, in its order, of those of all layers; `widths` of
+        those are all one where none are given.
+        """
+        layers = drafter.feature_layers
+        if features is None or layers == self.feature_layers:
+            return features
+        pieces = features.chunk(len(self.feature_layers), dim=2)
+        if widths is not None:
+            pieces = features.split(widths, dim=2)
+        of_layer = dict(zip(self.feature_layers, pieces, strict=True))
+        return torch.cat([of_layer[layer] for layer in layers], dim=2) if layers else None
 
 
 def _padded(draft: Draft, width: int) -> Draft:

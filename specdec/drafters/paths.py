@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property
 
+import torch
+from torch import Tensor
+
 from specdec.arguments import check_integer
 from specdec.drafters.tree import Level, Tree
 from specdec.kernels.verify.paths import PathDraft
@@ -56,6 +59,10 @@ class Paths(Tree):
         firsts = range(0, self.nodes - count, count)
         above = [(-1,) * count, *(tuple(range(i, i + count)) for i in firsts)]
         return tuple(Level(parents, (count,)) for parents in above)
+
+    def paths_of(self, width: int, device: torch.device) -> Tensor:
+        """A node of each path is drawn at a time."""
+        return torch.arange(width, device=device)
 
     def drawn(self, draft: Draft) -> PathDraft:
         """With the number of paths; fewer tokens than that are a path each."""

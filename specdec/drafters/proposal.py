@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdec.arguments import check_choice, check_number, shown
 from specdec.samplers.logits_filter import LEAST_TEMPERATURE, LogitsFilter, logprobs_of
-from specdec.samplers.noise import Drawing
+from specdec.samplers.noise import Drawing, EditDraftLogits
 from specdec.types import Draft
 
 Kind = Literal["sample", "argmax"]
@@ -29,17 +29,30 @@ class Proposal:
             distribution; `"argmax"` proposes the most likely token, a point mass.
         temperature: of the drafter's distribution where the target samples; `None` is the target's
             own. The truncations (top-k, top-p, min-p) are the target's in any case.
+        edit: changes the drafter's logits `[B, n, V]`, over the target's vocabulary, before
+            anything is drawn from them: alike for sampled and most likely tokens, in chains and in
+            trees. The probabilities that the sampler sees are those of the edited logits, so
+            lossless rules stay lossless. It runs in the step, on the device, once for each pass.
 
     Example:
         >>> Proposal("argmax")
-        Proposal(kind='argmax', temperature=None)
+        Proposal(kind='argmax', temperature=None, edit=None)
+        >>> from specdec import SelfDrafter, zoo
+        >>> drafter = SelfDrafter(zoo.load_target(), 2, layers=14)
+        >>> drafter.proposal = Proposal(edit=lambda logits: logits / 2)  # from the next call on
     """
 
     kind: Kind = "sample"
     temperature: float | None = None
+    edit: EditDraftLogits | None = None
 
     def __post_init__(self):
         check_choice("proposal", self.kind, ("sample", "argmax"))
+        if not (self.edit is None or callable(self.edit)):
+            raise TypeError(
+                "Proposal.edit must be a function of logits [B, n, V] that returns logits of the "
+                f"same shape, or None, got {shown(self.edit)}"
+            )
         if self.temperature is None:
             return
         advice = "None is the target's, and proposal='argmax' the limit at 0"
@@ -75,6 +88,7 @@ class Drafting:
 
     def __init__(self, proposal: Proposal, drawing: Drawing):
         self._drawing, self._logits_filter = drawing, proposal.logits_filter(drawing.logits_filter)
+        self._edits = proposal.edit, drawing.edit
         self._samples = proposal.kind == "sample"
         self._wants_probs = drawing.wants_probs and not self._logits_filter.is_greedy
         self._probs: Tensor | None = None
@@ -82,25 +96,31 @@ class Drafting:
         self._raw: list[Tensor] = []
         self._num_drawn = 0
 
-    def draw(self, logits: Tensor, *, depth: int | None = None) -> Tensor:
+    def draw(self, logits: Tensor, *, depth: int | None = None, path: Tensor | int = 0) -> Tensor:
         """The next n tokens `[B, n]` of every row: one, or all K that one pass predicts.
 
         Args:
             logits: `[B, n, V]` over the target's vocabulary.
             depth: of the tokens that they follow in a tree, 0 for the root.
+            path: int64 `[n]` of tokens of independent paths, which each is on.
         """
+        for edit in self._edits:
+            if edit is not None:
+                logits = edited(logits, edit)
         index, count = self._num_drawn, logits.shape[1]
         self._num_drawn += count
-        tokens = logits.argmax(dim=-1) if not self._samples else self._draw(logits, index, depth)
+        tokens = (
+            logits.argmax(dim=-1) if not self._samples else self._draw(logits, index, depth, path)
+        )
         self.tokens.append(tokens)
         if self._drawing.wants_raw:
             self._raw.append(logprobs_of(tokens, logits).exp())
         return tokens
 
-    def _draw(self, logits: Tensor, index: int, depth: int | None) -> Tensor:
+    def _draw(self, logits: Tensor, index: int, depth: int | None, path: Tensor | int) -> Tensor:
         """By the sampler's rule, which writes the probabilities where the draft keeps them."""
         drawing, out, count = self._drawing, None, logits.shape[1]
-        noise = drawing.noise if depth is None else drawing.noise.at_depths(depth)
+        noise = drawing.noise if depth is None else drawing.noise.at_depths(depth, path)
         if self._wants_probs:
             if self._probs is None:
                 dtype = torch.promote_types(logits.dtype, torch.float32)
@@ -129,3 +149,20 @@ class Drafting:
         """
         raw = torch.cat(self._raw, dim=1) if self._raw else None
         return Draft(torch.cat(self.tokens, dim=1), self._probs, num_valid, raw_probs=raw, **tree)
+
+
+def edited(logits: Tensor, edit: EditDraftLogits) -> Tensor:
+    """Logits `[B, n, V]` as an edit returns them.
+
+    Raises:
+        TypeError: it returned something else than logits of this shape and device.
+    """
+    found = edit(logits)
+    is_like = isinstance(found, Tensor) and found.shape == logits.shape
+    if not (is_like and found.is_floating_point() and found.device == logits.device):
+        raise TypeError(
+            f"the edit of a proposal must return logits {list(logits.shape)} on {logits.device}, "
+            f"got {shown(found)}; it gets logits over the target's vocabulary and changes values "
+            "alone"
+        )
+    return found

@@ -9,14 +9,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer, check_number, shown
-from specdec.drafters.proposal import Proposal
+from specdec.drafters.proposal import Proposal, edited
 from specdec.samplers.noise import Drawing, DrawRule
 from specdec.types import Draft, depths_of
 
@@ -220,6 +220,12 @@ class Tree:
     def check_rule(self, rule: DrawRule) -> None:
         """Raises `ValueError` for a rule that its fixed shape cannot be drawn by."""
 
+    def paths_of(self, width: int, device: torch.device) -> Tensor | int:
+        """Which of independent paths each of `width` nodes that are drawn at once is on, `[W]`; 0,
+        since the nodes of a tree are not drawn independently.
+        """
+        return 0
+
     def drawn(self, draft: Draft) -> Draft:
         """A draft of its fixed shape, which was drawn, as rules are to see it."""
         return draft
@@ -320,6 +326,15 @@ class TreePlan:
             ids: `[Vd]` of the target's that the drafter can propose; `None` for all.
             widen: from logits over these to logits over the target's vocabulary.
         """
+        if edits := [edit for edit in (proposal.edit, drawing.edit) if edit is not None]:
+            # Once for each pass, before the siblings that were drawn are taken out of its logits.
+            unedited = replace(proposal, edit=None), replace(drawing, edit=None)
+
+            def edit(own: Tensor) -> Tensor:
+                return reduce(edited, edits, widen(own))
+
+            first = edit(first_logits)
+            return self.grow(*unedited, first, lambda nodes: edit(expand(nodes)), num_valid)
         has_points = proposal.kind == "argmax" or drawing.logits_filter.is_greedy
         if has_points and self.tree.ranks is None:
             draft = self._grow_best(drawing.num_draft_tokens, first_logits, expand, ids)
@@ -349,7 +364,8 @@ class TreePlan:
             for width in level.widths:
                 width = min(width, drawing.num_draft_tokens - count)
                 own = left[:, :width]
-                tokens = drafting.draw(own.contiguous(), depth=depth)
+                path = self.tree.paths_of(width, own.device)
+                tokens = drafting.draw(own.contiguous(), depth=depth, path=path)
                 own.scatter_(2, tokens[..., None], -torch.inf)
                 runs += [1] * width if depth == 0 else [width]  # siblings have a run each
                 count += width

@@ -22,7 +22,7 @@ from specdec.loop.state import Parts, StepState
 from specdec.samplers.base import Sampler
 from specdec.samplers.logits_filter import logprobs_of
 from specdec.samplers.noise import StepNoise
-from specdec.types import Draft, TargetOutput, Verdict
+from specdec.types import PAD_TOKEN, Draft, TargetOutput, Verdict, Verified
 
 Stepper = Callable[[StepState, int], Outcome]
 """(state, tokens to draft) -> outcome: one step for every row. `step` of some parts is one, and
@@ -155,6 +155,9 @@ def accept(
     if state.signature.wants_logprobs:
         logprobs = _logprobs(state, draft, verdict, output.logits, logits)
     num_new, vocab_size = state.buffer.num_new, state.vocab_size
+    if parts.drafter.reads_outcome:
+        verified = Verified(draft, output, in_range(verdict, draft, vocab_size), num_new)
+        parts.drafter.learn(verified, state.drafter_state)
     checked = numbers_to_check(draft, logits)
     return Outcome(draft, verdict, logits, num_new, is_eos, vocab_size, checked, logprobs)
 
@@ -208,6 +211,18 @@ def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | 
     if features is not None:
         state.features[:, : depth + 1].copy_(features)
     return is_eos
+
+
+def in_range(verdict: Verdict, draft: Draft, vocab_size: int) -> Verdict:
+    """A verdict with ids and counts in their ranges, as `commit` takes it; faults are found in the
+    one that came.
+    """
+    return replace(
+        verdict,
+        tokens=verdict.tokens.clamp(PAD_TOKEN, vocab_size - 1),
+        num_accepted=verdict.num_accepted.clamp(0, draft.depth),
+        path=None if verdict.path is None else verdict.path.clamp(0, draft.tokens.shape[1]),
+    )
 
 
 def check_verdict(sampler: Sampler, verdict: object, draft: Draft) -> Verdict:

@@ -13,7 +13,11 @@ Consequences:
   whose decision at one position looks at later ones would then be biased.)
 
 The one exception is the race, in which drafter and target are to draw alike: its numbers belong to
-the position of the token, and are used by nothing else.
+the position of the token, and are used by nothing else. There are as many races at a position as a
+rule asks for, by number (`path`), each with numbers of its own.
+
+A rule that needs other numbers asks for them by a name of its own: `noise.uniform("mine", 5)` are
+uniforms whose counters are (position of the step's root, index, a hash of the name, 1).
 
 How the tokens of a draft are drawn by these numbers (`DrawRule`) belongs to the sampler, since the
 two must fit. Most samplers need independent draws and their probabilities. In coupled sampling
@@ -23,7 +27,8 @@ drafter and target draw by a race with the same noise.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -34,14 +39,14 @@ from torch import Tensor
 
 from specdec.arguments import check_integer, check_tensor
 from specdec.kernels import race
-from specdec.kernels.philox.reference import step_uniforms
+from specdec.kernels.philox.reference import named_uniforms, step_uniforms
 from specdec.kernels.race.reference import exponentials, first_arrival
 
 if TYPE_CHECKING:
     from specdec.samplers.logits_filter import LogitsFilter
 
 MAX_SEED = 2**64 - 1
-_RACE_STREAM, _EXTRA_STREAM = 3, 4
+_RACE_STREAM, _EXTRA_STREAM, _PATH_STREAM = 3, 4, 256
 
 
 class Stream(IntEnum):
@@ -69,27 +74,44 @@ class StepNoise:
 
     def __init__(self, key: Tensor, start: Tensor, width: int):
         self._key, self._start, self._width = key, start, width
+        self.path: Tensor | int = 0
         self._depths: Tensor | int | None = None
         self._origin: StepNoise | None = None
 
-    def at_depths(self, depths: Tensor | int) -> Self:
+    def at_depths(self, depths: Tensor | int, path: Tensor | int = 0) -> Self:
         """The same numbers, for tokens of a tree: races belong to positions, and a token at depth d
         is raced for at position d + 1 after the root, whatever its index.
 
         Args:
             depths: of the tokens that the logits of a race follow, 0 for the root: int64 `[B,
                 N]`, or a number for all.
+            path: of independent `Paths`, which of them each token is on, int64 `[N]`: what a
+                `DrawRule` finds in `noise.path`. 0 where there is no more than one.
         """
         other = copy.copy(self)
-        other._depths, other._origin = depths, self
+        other._depths, other._origin, other.path = depths, self, path
         return other
 
-    def uniform(self, stream: Stream) -> Tensor:
-        """`[B, W]` float64 uniforms in [0, 1) of one stream.
+    def uniform(self, stream: Stream | str, num: int | None = None) -> Tensor:
+        """`[B, W]` float64 uniforms in [0, 1) of one stream, or `[B, num]` of a name of your own.
 
         Args:
-            stream: what they are for.
+            stream: what they are for; a name that the library does not use has numbers of its own,
+                the same ones whenever this step asks for them.
+            num: of a name's numbers, W where it is left out. The first are the same for every
+                number. A `Stream` has W.
+
+        Example:
+            >>> noise = Noise([7]).at(torch.tensor([3]), width=5)
+            >>> coins = noise.uniform("coins", 2)
+            >>> coins.shape, coins.equal(noise.uniform("coins", 8)[:, :2])
+            (torch.Size([1, 2]), True)
         """
+        if isinstance(stream, str):
+            num = self._width if num is None else num
+            return named_uniforms(self._key, self._start, zlib.crc32(stream.encode()), num)
+        if num is not None:
+            raise ValueError(f"{Stream(stream)!r} has {self._width} numbers; leave num out")
         return self._uniforms[Stream(stream)]
 
     @cached_property
@@ -98,22 +120,51 @@ class StepNoise:
             return self._origin._uniforms
         return step_uniforms(self._key, self._start, len(Stream), self._width).unbind(dim=1)
 
-    def race(self, logits: Tensor, logits_filter: LogitsFilter, index: int) -> Tensor:
+    def race(
+        self,
+        logits: Tensor,
+        logits_filter: LogitsFilter,
+        index: int,
+        *,
+        path: Tensor | int = 0,
+    ) -> Tensor:
         """The winners of exponential races between tokens.
 
         Args:
             logits: `[B, N, V]`.
             logits_filter: from logits to the distributions that the winners have.
             index: of the first of the N tokens in the step; 0 is the one after the root.
+            path: which of the races at its position each token is drawn by: a number >= 0, or int64
+                `[N]`. Races of other numbers are independent.
 
         Returns:
             `[B, N]` tokens.
+        """
+        if isinstance(path, Tensor):
+            return first_arrival(logits_filter(logits), self.arrivals(logits, index, path=path))
+        offsets = self._depths
+        if offsets is None:
+            offsets = torch.arange(index, index + logits.shape[1], device=logits.device)
+        positions = (self._start[:, None] + 1 + offsets).expand(logits.shape[:2])
+        stream = _PATH_STREAM + path if path else _RACE_STREAM
+        return race(logits, logits_filter.params(logits), self._key, positions, stream)
+
+    def arrivals(self, logits: Tensor, index: int, *, path: Tensor | int = 0) -> Tensor:
+        """The numbers of `race`, for rules that make winners of several races: `[B, N, V]` float64
+        Exp(1) draws, of which the least `arrival / probability` wins (`kernels.first_arrival`).
+
+        Args:
+            logits, index, path: as of `race`; of the logits the shape and the device count.
         """
         offsets = self._depths
         if offsets is None:
             offsets = torch.arange(index, index + logits.shape[1], device=logits.device)
         positions = (self._start[:, None] + 1 + offsets).expand(logits.shape[:2])
-        return race(logits, logits_filter.params(logits), self._key, positions, _RACE_STREAM)
+        if isinstance(path, Tensor):
+            stream = torch.where(path > 0, _PATH_STREAM + path, _RACE_STREAM)
+        else:
+            stream = _PATH_STREAM + path if path else _RACE_STREAM
+        return exponentials(self._key, positions, stream, logits.shape[2])
 
     def exponentials(self, vocab_size: int) -> Tensor:
         """`[B, V]` float64 Exp(1) draws, for rules that draw the extra token by a race of their
@@ -122,12 +173,25 @@ class StepNoise:
         return exponentials(self._key, self._start[:, None], _EXTRA_STREAM, vocab_size)[:, 0]
 
 
+class NotScriptedError(ValueError):
+    """Numbers were asked for that a `ScriptedNoise` does not have."""
+
+    def __init__(self, asked: str):
+        super().__init__(f"no numbers were given for {asked}; pass them to ScriptedNoise")
+        self.asked = asked
+
+
 class ScriptedNoise:
     """Numbers that are given instead of drawn: for certificates and tests.
 
     Args:
         uniforms: `[B, streams, W]` float64 in [0, 1).
-        exponentials: `[B, W, V]`, the arrival times of the races after the root.
+        exponentials: the arrival times of the races after the root, `[B, W, V]`, or `[B, P, W, V]`
+            of P races at each position, by `path`.
+        named: uniforms `[B, n]` by a rule's own names.
+
+    Raises:
+        NotScriptedError: when numbers are asked for that were not given.
 
     Example:
         >>> noise = ScriptedNoise(torch.zeros(1, len(Stream), 3, dtype=torch.float64))
@@ -135,33 +199,63 @@ class ScriptedNoise:
         tensor([[0., 0., 0.]], dtype=torch.float64)
     """
 
-    def __init__(self, uniforms: Tensor | None = None, exponentials: Tensor | None = None):
-        self._uniforms, self._exponentials = uniforms, exponentials
+    def __init__(
+        self,
+        uniforms: Tensor | None = None,
+        exponentials: Tensor | None = None,
+        named: Mapping[str, Tensor] | None = None,
+    ):
+        self._uniforms, self._named = uniforms, named or {}
+        self._exponentials = exponentials
+        if exponentials is not None and exponentials.dim() == 3:
+            self._exponentials = exponentials[:, None]
+        self.path: Tensor | int = 0
         self._depths: Tensor | int | None = None
 
-    def at_depths(self, depths: Tensor | int) -> Self:
+    def at_depths(self, depths: Tensor | int, path: Tensor | int = 0) -> Self:
         """As `StepNoise.at_depths`."""
         other = copy.copy(self)
-        other._depths = depths
+        other._depths, other.path = depths, path
         return other
 
-    def uniform(self, stream: Stream) -> Tensor:
+    def uniform(self, stream: Stream | str, num: int | None = None) -> Tensor:
         """As `StepNoise.uniform`."""
-        return self._uniforms[:, stream]
+        if not isinstance(stream, str):
+            return self._uniforms[:, stream]
+        given = self._named.get(stream)
+        if given is None or given.shape[1] < (num or 0):
+            raise NotScriptedError(f"uniform({stream!r}, {num})")
+        return given[:, :num]
 
-    def race(self, logits: Tensor, logits_filter: LogitsFilter, index: int) -> Tensor:
+    def race(
+        self,
+        logits: Tensor,
+        logits_filter: LogitsFilter,
+        index: int,
+        *,
+        path: Tensor | int = 0,
+    ) -> Tensor:
         """As `StepNoise.race`."""
-        window = self._exponentials[:, index : index + logits.shape[1]]
-        if self._depths is not None:
-            depths = torch.as_tensor(self._depths, device=window.device).expand(logits.shape[:2])[
-                ..., None
-            ]
-            window = self._exponentials.gather(1, depths.expand(-1, -1, logits.shape[2]))
-        return first_arrival(logits_filter(logits), window)
+        return first_arrival(logits_filter(logits), self.arrivals(logits, index, path=path))
+
+    def arrivals(self, logits: Tensor, index: int, *, path: Tensor | int = 0) -> Tensor:
+        """As `StepNoise.arrivals`."""
+        given = self._exponentials
+        if given is None or int(torch.as_tensor(path, device="cpu").max()) >= given.shape[1]:
+            raise NotScriptedError(f"a race of path {path}")
+        rows, count, _ = logits.shape
+        if self._depths is None:
+            depths = torch.arange(index, index + count, device=given.device)
+        else:
+            depths = torch.as_tensor(self._depths, device=given.device)
+        depths = depths.expand(rows, count)
+        every = torch.arange(rows, device=given.device)[:, None]
+        path = torch.as_tensor(path, device=given.device).expand(rows, count)
+        return given[every, path, depths]
 
     def exponentials(self, vocab_size: int) -> Tensor:
         """As `StepNoise.exponentials`: those after the root."""
-        return self._exponentials[:, 0]
+        return self._exponentials[:, 0, 0]
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -204,8 +298,13 @@ class Noise:
 
 DrawRule = Callable[..., tuple[Tensor, Tensor | None]]
 """(logits `[B, n, V]`, logits filter, noise, index, wants_probs, out) -> tokens `[B, n]`,
-probabilities.
+probabilities. The index is that of the first token, or node of a tree, in the draft; `noise.path`
+says which of independent paths each is on.
 """
+
+
+EditDraftLogits = Callable[[Tensor], Tensor]
+"""(a drafter's logits `[B, n, V]` over the target's vocabulary, V) -> logits of the same shape."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,6 +318,8 @@ class Drawing:
         rule: `draw_by_inversion` or `draw_by_race`.
         wants_probs: the sampler can use the probabilities of the tokens.
         wants_raw: a trace asks for `Draft.raw_probs`.
+        edit: changes a drafter's logits before they are drawn, in this step; set by a drafter that
+            wraps another one. `Proposal.edit` does so in every step.
     """
 
     num_draft_tokens: int
@@ -227,6 +328,7 @@ class Drawing:
     rule: DrawRule
     wants_probs: bool = True
     wants_raw: bool = False
+    edit: EditDraftLogits | None = None
 
 
 def draw_by_inversion(

@@ -11,6 +11,7 @@ _HOMES = {
     "mask_token": ["MaskRollouts"],
     "medusa": ["EveryHead"],
     "mtp": ["MultiTokenPrediction"],
+    "online": ["KeepVerified", "OnlineDistillation"],
     "trainer": ["ObjectiveArguments", "ObjectiveTrainer"],
 }
 """The names of each module, imported on first use: a family of heads loads no other."""

@@ -1,9 +1,10 @@
 """Whether a generation ever uses a random number twice.
 
-Two kinds of numbers can be seen: the uniforms that the sampler's `noise_type` makes for every step,
-and what torch's own functions draw at random while a step runs, of which a rule may make numbers of
-its own. What neither of them makes (Python's `random`, numpy, a library's kernel) is not seen, and
-the report says which numbers were.
+Three kinds of numbers can be seen: the uniforms that the sampler's `noise_type` makes for every
+step; those that sampler and drafter ask it for by names of their own; and what torch's own
+functions draw at random while a step runs, of which a rule may make numbers of its own. What none
+of them makes (Python's `random`, numpy, a library's kernel) is not seen, and the report says which
+numbers were. Races belong to positions, and are run again where a position comes up again.
 """
 
 from __future__ import annotations
@@ -65,12 +66,18 @@ class NoiseAudit:
                 f"steps drew numbers of their own by torch ({calls}): {self.num_torch_repeated} of "
                 "these calls gave the numbers of an earlier one"
             )
-        if not {"accept", "resample", "race", "exponentials"} & set(self.asked):
+        if not any(_decides(name) for name in self.asked):
             lines.append(
                 "the rule asked for no number of the noise: if it draws at random, by other means "
                 "than torch's functions, its numbers were not seen"
             )
         return "\n          ".join(lines)
+
+
+def _decides(asked: str) -> bool:
+    """Whether a rule may decide by what was asked for."""
+    is_usual = asked in ("accept", "resample", "exponentials")
+    return is_usual or asked.startswith(("race", "'", '"'))
 
 
 @torch.inference_mode()
@@ -101,7 +108,8 @@ def audit_noise(
         """Takes down what is asked for."""
 
         def at(self, start: Tensor, width: int) -> Any:
-            return _Asked(super().at(start, width), asked)
+            self.step = _Asked(super().at(start, width), asked)
+            return self.step
 
     everyone = list(range(len(prompts)))
     inputs = left_padded(prompts, generator.target.device)
@@ -121,14 +129,16 @@ def audit_noise(
         recorded.step(generation)
         used = generation.state.noise.uniforms[: len(is_active)]
         draws.append(used[is_active].flatten().cpu())
-    draws = torch.cat(draws)
-    outside = ~((draws >= 0) & (draws < 1))
 
     recorded, generation = start(AskedNoise, graphs=False)
     seen = _RandomCalls()
     with seen:
-        while not bool(generation.has_ended.all()):
+        while bool((is_active := ~generation.has_ended).any()):
             recorded.step(generation)
+            named = generation.state.noise.step.named.values()
+            draws += [table[: len(is_active)][is_active].flatten().cpu() for table in named]
+    draws = torch.cat(draws)
+    outside = ~((draws >= 0) & (draws < 1))
     return NoiseAudit(
         len(draws),
         len(draws) - len(draws.unique()),
@@ -141,28 +151,47 @@ def audit_noise(
 
 
 class _Asked:
-    """The numbers of a step, and a list of what was asked for."""
+    """The numbers of a step, a list of what was asked for, and the uniforms of each name `[B, n]`,
+    once however often the step asked for them.
+    """
 
-    def __init__(self, noise: Any, asked: list[str]):
+    def __init__(self, noise: Any, asked: list[str], named: dict[str, Tensor] | None = None):
         self._noise, self._asked = noise, asked
+        self.named = {} if named is None else named
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._noise, name)
 
-    def at_depths(self, depths: Tensor | int) -> _Asked:
-        return _Asked(self._noise.at_depths(depths), self._asked)
+    def at_depths(self, depths: Tensor | int, path: Tensor | int = 0) -> _Asked:
+        return _Asked(self._noise.at_depths(depths, path), self._asked, self.named)
 
-    def uniform(self, stream: Stream) -> Tensor:
-        self._asked.append(Stream(stream).name.lower())
-        return self._noise.uniform(stream)
+    def uniform(self, stream: Stream | str, num: int | None = None) -> Tensor:
+        if not isinstance(stream, str):
+            self._asked.append(Stream(stream).name.lower())
+            return self._noise.uniform(stream)
+        self._asked.append(repr(stream))
+        found, known = self._noise.uniform(stream, num), self.named.get(stream)
+        if known is None or known.shape[1] < found.shape[1]:
+            self.named[stream] = found
+        return found
 
     def race(self, *inputs: Any, **options: Any) -> Tensor:
-        self._asked.append("race")
+        self._asked.append(_race_of(options))
         return self._noise.race(*inputs, **options)
+
+    def arrivals(self, *inputs: Any, **options: Any) -> Tensor:
+        self._asked.append(_race_of(options))
+        return self._noise.arrivals(*inputs, **options)
 
     def exponentials(self, vocab_size: int) -> Tensor:
         self._asked.append("exponentials")
         return self._noise.exponentials(vocab_size)
+
+
+def _race_of(options: Mapping[str, Any]) -> str:
+    """What a race is called in a report."""
+    most = int(torch.as_tensor(options.get("path", 0), device="cpu").max())
+    return f"race of path {most}" if most else "race"
 
 
 class _RandomCalls(TorchDispatchMode):

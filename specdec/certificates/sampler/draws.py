@@ -8,20 +8,25 @@ counts of the completed texts are compared with the target's law by a chi-square
 A rule that is wrong at single values of a uniform only, or by less than the total variation that
 the tests detect, passes.
 
+Numbers that a rule asks for by names of its own, and races, are drawn by the same generator.
+
 A rule with a `noise_type` of its own is tried on the numbers of that: drafts are drawn by the
-rule's own `draw_draft`, and verified, by the numbers of one step.
+rule's own `draw_draft`, and verified, by the numbers of one step. So is one whose draft tokens are
+drawn by names of its own.
 
 Legend: N texts of a problem, and see `paths`.
 """
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdec.certificates.chisquare import goodness_of_fit
+from specdec.certificates.sampler.drafting import DrawnNoise
 from specdec.certificates.sampler.enumeration import ExtraDraws, joint_law
 from specdec.certificates.sampler.paths import Decide, Paths
 from specdec.certificates.sampler.problems import Problems
@@ -115,7 +120,8 @@ def _texts(
     shape = len(rows), problems.num_draft_tokens
     accept = torch.rand(shape, dtype=torch.float64, generator=generator, device="cpu")
     extra = draws.random(len(rows), problems.vocab_size, generator)
-    verdict = paths.runner(decide, rows)(accept, extra)
+    source = partial(DrawnNoise, generator=generator)
+    verdict = paths.runner(decide, rows)(accept, extra, source)
     return _completed(verdict, problems, paths.problem[rows], generator)
 
 

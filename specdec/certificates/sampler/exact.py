@@ -19,7 +19,7 @@ from specdec.arguments import (
 )
 from specdec.certificates.chisquare import detectable_variation
 from specdec.certificates.foreign import ForeignBatchSampler, ForeignSampler, is_declared_lossy
-from specdec.certificates.sampler.drafting import asks_for_race, examine_draft_law
+from specdec.certificates.sampler.drafting import examine_draft_law, looks_ahead, num_lists_of
 from specdec.certificates.sampler.draws import draw_tests, own_noise_tests
 from specdec.certificates.sampler.enumeration import (
     ExtraDraws,
@@ -31,10 +31,11 @@ from specdec.certificates.sampler.enumeration import (
 from specdec.certificates.sampler.optimum import most_accepted
 from specdec.certificates.sampler.paths import Paths
 from specdec.certificates.sampler.problems import Problems, standard_problems
-from specdec.certificates.sampler.races import Races, find_races, wrong_winners
+from specdec.certificates.sampler.races import Races, find_races, late_lists, wrong_winners
 from specdec.certificates.sampler.report import DrawnEvidence, Failure, SamplerReport
 from specdec.samplers import Noise, Sampler, draw_by_race
 from specdec.samplers.base import check_sampler
+from specdec.samplers.noise import NotScriptedError
 from specdec.samplers.paths import PathSampler
 
 Sizes = tuple[tuple[int, int, int], ...]
@@ -136,8 +137,8 @@ def certify_sampler(
         ]
         return _report_of_draws(report, reason, tests, num_draws, false_alarm)
 
+    chains = [each for each in batches if each.is_chain and each.name == "soft drafts"]
     if sampler.noise_type is not Noise:
-        chains = [each for each in batches if each.is_chain and each.name == "soft drafts"]
         return drawn(
             own_noise_tests,
             chains,
@@ -149,20 +150,25 @@ def certify_sampler(
     report.draft_law = found.says
     if not found.is_honest:
         report.failures.append(Failure("draft", found.size, found.says))
-    is_race = sampler.draw_draft is draw_by_race
+    num_lists = int(sampler.draw_draft is draw_by_race)
     for problems in progress(batches):
         report.num_problems += len(problems)
         try:
-            if is_race or (is_race := asks_for_race(sampler, problems, device)):
-                reason = _examine_race(
-                    report, find_races(sampler, problems, device=device), sampler
-                )
+            num_lists = max(num_lists, num_lists_of(sampler, problems, device))
+            if num_lists:
+                options = {"num_lists": num_lists, "device": device}
+                reason = _examine_race(report, find_races(sampler, problems, **options), sampler)
             else:
                 flips = find_flips(sampler, problems, device=device, draws=draws)
                 reason = _examine_chances(report, flips, sampler)
                 if reason is None and report.passed:
                     accepted = flips.mean_accepted, most_accepted(flips.paths)
                     report.accepted.append((problems, *accepted))
+        except NotScriptedError as error:
+            reason = f"it decides by numbers of its own ({error.asked})"
+            if found.names:
+                reason += ", and has its drafts drawn by such; chains of soft drafts were tried"
+                return drawn(own_noise_tests, chains, reason)
         except (RuntimeError, IndexError) as error:  # torch's own, which name no problem
             raise RuntimeError(
                 f"{name} fails on {problems.describe(0)}: {error}; if it needs a larger "
@@ -170,6 +176,10 @@ def certify_sampler(
             ) from error
         if reason is not None:  # what enumeration said is dropped
             return drawn(partial(draw_tests, draws=draws), batches, reason)
+    if num_lists > 1:
+        ahead = looks_ahead(sampler, sizes[-1][0], num_lists, dtype=dtype, device=device)
+        if ahead is not None:
+            report.failures.append(Failure("draft", 1.0, ahead))
     return report
 
 
@@ -259,6 +269,12 @@ def _examine_race(report: SamplerReport, races: Races, sampler: Sampler) -> None
     report.num_paths += len(paths)
     if len(wrong):
         report.failures.append(Failure("decision", len(wrong), _undecided(paths, wrong)))
+    if len(late := late_lists(races)):
+        says = (
+            "which lists race at a position depends on draft tokens that the same races draw, or "
+            f"later ones: {paths.describe(late[0])}"
+        )
+        report.failures.append(Failure("decision", len(late), says))
     law, target = races.law[is_reached], races.target()[is_reached]
     row, index = is_reached.nonzero(as_tuple=True)
 

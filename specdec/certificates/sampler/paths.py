@@ -119,21 +119,22 @@ class Paths:
         uniforms and the draws of tokens to a verdict on the CPU.
 
         The uniforms are `[n, K]`, or `None`. The draws are uniforms `[n]` or exponentials `[n, V]`
-        for the extra token, or exponentials `[n, N, V]`, a race after each row of the window. All
-        draws that a rule has no business with are NaN.
+        for the extra token, or exponentials `[n, N, V]`, a race after each row of the window, or
+        `[n, P, N, V]`, several races there. All draws that a rule has no business with are NaN. A
+        third argument makes the noise of uniforms and exponentials.
         """
         draft, logits, logits_filter = self.inputs(rows)
         shape = len(rows), len(Stream), logits.shape[1]
 
-        def run(accept: Tensor | None, draws: Tensor) -> Verdict:
+        def run(accept: Tensor | None, draws: Tensor, source: Callable = ScriptedNoise) -> Verdict:
             uniforms, races = torch.full(shape, torch.nan, dtype=torch.float64, device="cpu"), None
             if accept is not None:
                 uniforms[:, Stream.ACCEPT, :-1] = accept
             if draws.dim() == 1:
                 uniforms[:, Stream.RESAMPLE, 0] = draws
             else:
-                races = draws.view(len(rows), -1, draws.shape[-1]).to(self.device)
-            noise = ScriptedNoise(uniforms.to(self.device), races)
+                races = (draws if draws.dim() > 2 else draws[:, None]).to(self.device)
+            noise = source(uniforms.to(self.device), races)
             verdict = check_verdict(decide, decide(draft, logits, logits_filter, noise), draft)
             check_decisions(decide, verdict, draft, logits)
             return map_tensors(Tensor.cpu, verdict)

@@ -81,3 +81,20 @@ def step_uniforms(key: Tensor, position: Tensor, num_streams: int, width: int) -
     counter[..., 2] = torch.arange(num_streams, device=device)[:, None]
     words = philox(counter, key[:, None, None])
     return to_uniforms(words[..., 0], words[..., 1])
+
+
+def named_uniforms(key: Tensor, position: Tensor, name: int, num: int) -> Tensor:
+    """`[B, num]` float64 in [0, 1) of a name. The counter of each is (position, index, name, 1), so
+    no number of the streams is among them.
+
+    Args:
+        key, position: as of `step_uniforms`.
+        name: a 32-bit word.
+        num: of each row.
+    """
+    counter = torch.ones(len(position), num, 4, dtype=torch.long, device=position.device)
+    counter[..., 0] = position[:, None]
+    counter[..., 1] = torch.arange(num, device=position.device)
+    counter[..., 2] = name
+    words = philox(counter, key[:, None])
+    return to_uniforms(words[..., 0], words[..., 1])

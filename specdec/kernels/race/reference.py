@@ -50,13 +50,15 @@ def race_weights(weights: Tensor, key: Tensor, position: Tensor, stream: int) ->
     return first_arrival(weights, exponentials(key, position, stream, weights.shape[-1]))
 
 
-def exponentials(key: Tensor, position: Tensor, stream: int, vocab: int) -> Tensor:
-    """Independent Exp(1) draws `[B, N, V]` float64; Args as `race_weights`."""
+def exponentials(key: Tensor, position: Tensor, stream: int | Tensor, vocab: int) -> Tensor:
+    """Independent Exp(1) draws `[B, N, V]` float64; Args as `race_weights`, and a stream of each of
+    the N is int64 `[N]`.
+    """
     num_pairs = (vocab + 1) // 2  # the four words of one counter serve two tokens
     counter = torch.zeros(*position.shape, num_pairs, 4, dtype=torch.long, device=position.device)
     counter[..., 0] = position[..., None]
     counter[..., 1] = torch.arange(num_pairs, device=position.device)
-    counter[..., 2] = stream
+    counter[..., 2] = stream[..., None] if isinstance(stream, Tensor) else stream
     words = philox(counter, rearrange(key, "b word -> b 1 1 word"))
     high, low = rearrange(words, "b n pair (token word) -> word b n (pair token)", word=2)
     return -torch.log1p(-to_uniforms(high, low)[..., :vocab])  # E = -log(1 - u), u in [0, 1)

@@ -1,0 +1,130 @@
+"""`Proposal(edit=)` and `Drawing.edit` change logits before anything is drawn from them, in every
+drafter that has logits: chains and trees, sampled, most likely and greedy.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from architectures import VOCAB
+from drafter_table import (
+    MODEL,
+    PATHS,
+    TREES,
+    WITH_LOGITS,
+    fresh_state,
+    is_valid,
+    loop_of,
+    make,
+    propose,
+)
+from drafting import perturbed, ragged_prompts
+
+from specdec import Draft, ModelDrafter, Proposal, SpeculativeGenerator, Tree
+from specdec.drafters.base import Drafter
+
+NAMES = [*WITH_LOGITS, *(name for name in TREES if "lookup" not in name), *PATHS]
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5]]
+FILTERS = {"sampled": {"temperature": [0.7, 0.0, 1.3]}, "greedy": {"temperature": 0}}
+
+
+def without(tokens):
+    """An edit after which these ids are impossible."""
+    return lambda logits: logits.index_fill(-1, torch.as_tensor(tokens), -torch.inf)
+
+
+class Wrapped(Drafter):
+    """Another drafter, with an edit in each step."""
+
+    def __init__(self, inner, edit):
+        super().__init__()
+        self.inner, self.edit = inner, edit
+        for name in ("num_draft_tokens", "tree_depth", "feature_layers", "reads_target"):
+            setattr(self, name, getattr(inner, name))
+
+    def validate(self, **target):
+        self.inner.validate(**target)
+
+    def init_state(self, *sizes, **target):
+        return self.inner.init_state(*sizes, **target)
+
+    def prefill(self, context, state):
+        self.inner.prefill(context, state)
+
+    def propose(self, context, state, drawing) -> Draft:
+        return self.inner.propose(context, state, replace(drawing, edit=self.edit))
+
+
+@torch.no_grad()
+def draft_of(drafter, logits_filter):
+    loop, state = loop_of(drafter, PROMPTS), fresh_state(drafter, 3)
+    loop.prefill(drafter, state, 4)
+    return propose(drafter, loop, state, logits_filter)[0]
+
+
+@pytest.mark.parametrize("kind", ["sample", "argmax"])
+@pytest.mark.parametrize("logits_filter", FILTERS.values(), ids=FILTERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_an_edit_rules_out_is_never_drafted(name, logits_filter, kind):
+    plain = draft_of(make(name, proposal=kind), logits_filter)
+    found = plain.tokens[is_valid(plain)].unique()
+    ruled_out = found[: max(len(found) // 2, 1)]
+    edit = without(ruled_out)
+    drafter = make(name, proposal=kind)
+    wrapped = draft_of(Wrapped(drafter, edit), logits_filter)
+    drafter.proposal = replace(drafter.proposal, edit=edit)
+    draft = draft_of(drafter, logits_filter)
+    is_there = is_valid(draft)
+    assert not torch.isin(draft.tokens[is_there], ruled_out).any()
+    assert draft.tokens.equal(wrapped.tokens)
+    if draft.probs is not None:
+        assert draft.probs[is_there][:, ruled_out].eq(0).all()
+        assert draft.probs[is_there].equal(wrapped.probs[is_there])
+
+
+@pytest.mark.parametrize("kind", ["sample", "argmax"])
+@pytest.mark.parametrize("tree", [None, Tree(6, 3, top_k=3, rates=(0.6, 0.3, 0.2))])
+@pytest.mark.parametrize("logits_filter", FILTERS.values(), ids=FILTERS)
+def test_a_bias_by_an_edit_is_the_bias_of_a_model(logits_filter, tree, kind):
+    """The oracle is a model whose head has that bias."""
+    bias = 3 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(1))
+    biased, options = perturbed(MODEL), {"tree": tree, "proposal": kind}
+    head = biased.get_output_embeddings()
+    head.weight, head.bias = torch.nn.Parameter(head.weight.detach()), torch.nn.Parameter(bias)
+    drafter = ModelDrafter(perturbed(MODEL), 3, **options)
+    unedited = draft_of(drafter, logits_filter)
+    drafter.proposal = Proposal(kind, edit=lambda logits: logits + bias)
+    draft = draft_of(drafter, logits_filter)
+    expected = draft_of(ModelDrafter(biased, 3, **options), logits_filter)
+    assert draft.tokens.equal(expected.tokens)
+    assert not draft.tokens.equal(unedited.tokens)
+    assert draft.window_parents.equal(expected.window_parents)
+    if draft.probs is not None:
+        torch.testing.assert_close(draft.probs, expected.probs)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "eagle3, fewer ids, tree"])
+def test_a_text_is_the_targets_whatever_is_edited_and_a_captured_one_is_the_eager_one(name):
+    ids, mask = ragged_prompts(VOCAB, 5, 9)
+    options = {"max_new_tokens": 12, "eos_token_id": None}
+    plain = SpeculativeGenerator(MODEL, None).generate(ids, mask, **options).sequences
+    drafter, steps = make(name), []
+    drafter.proposal = Proposal(edit=lambda logits: logits * 0.1)
+    for graphs in (False, True):
+        generator = SpeculativeGenerator(MODEL, drafter, graphs=graphs)
+        assert generator.generate(ids, mask, **options).sequences.equal(plain)
+        own = options | {"do_sample": True, "seed": [1, 2]}
+        result = generator.generate(ids, mask, check=graphs, **own)
+        steps.append([[vars(step) for step in row] for row in result.steps])
+    assert steps[0] == steps[1]
+
+
+def test_an_edit_that_returns_no_logits_of_the_shape_is_refused():
+    with pytest.raises(TypeError, match=r"Proposal.edit must be a function of logits \[B, n, V\]"):
+        Proposal(edit=3)
+    for tree in (None, "6x3"):
+        drafter = ModelDrafter(MODEL, 2, tree=tree)
+        for edit in (lambda logits: logits[..., 1:], lambda logits: None):
+            drafter.proposal = Proposal(edit=edit)
+            with pytest.raises(TypeError, match=r"must return logits \[3, 1, .*changes values"):
+                draft_of(drafter, {})
