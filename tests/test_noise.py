@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from specdec import BlockSampler, ModelDrafter, Proposal, RejectionSampler, SpeculativeGenerator
 from specdec.graphs.tree import copy_into, keep_rows
+from specdec.kernels.philox.reference import philox
 from specdec.samplers import (
     Drawing,
     LogitsFilter,
@@ -23,7 +24,6 @@ from specdec.samplers import (
     ScriptedNoise,
     Stream,
     draw_by_inversion,
-    philox,
 )
 
 WORD = 2**32

@@ -4,7 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specdec.kernels.philox.reference import philox
     from specdec.samplers.base import Sampler
     from specdec.samplers.block import BlockSampler
     from specdec.samplers.coupling import CouplingSampler
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from specdec.samplers.rejection import RejectionSampler
 
 _HOMES = {
-    "specdec.kernels": "philox",
     "specdec.samplers.base": "Sampler",
     "specdec.samplers.block": "BlockSampler",
     "specdec.samplers.coupling": "CouplingSampler",
