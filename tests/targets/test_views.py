@@ -9,6 +9,7 @@ import torch
 from accelerate import dispatch_model
 from accelerate.utils.operations import convert_outputs_to_fp32
 from architectures import ARCHITECTURES, VOCAB, build
+from diagonal import case
 from drafting import ragged_prompts
 from fingerprint import fingerprint
 
@@ -181,6 +182,8 @@ REPLACEMENTS = [
     (replace_as_accelerate, BETWEEN, "eagle3"),
 ]
 """Each replacement with several moments and drafters."""
+QUICK = [(log_calls, BEFORE, "eagle3"), (replace_plainly, LATER, "model")]
+QUICK += [(replace_as_trl, BETWEEN, "model"), (replace_as_accelerate, LATER, "lookup")]
 DRAFTERS = {
     "none": lambda target: None,
     "lookup": lambda target: PromptLookupDrafter(3),
@@ -196,7 +199,7 @@ def accepted(result):
 
 @pytest.mark.parametrize(
     ("replace", "when", "drafter"),
-    [pytest.param(*c, marks=[pytest.mark.slow] * (c[0] is compile_forward)) for c in REPLACEMENTS],
+    [case([*each], each in QUICK) for each in REPLACEMENTS],
 )
 def test_a_forward_that_was_replaced_runs_around_the_view(replace, when, drafter):
     target = zoo.load_target()
