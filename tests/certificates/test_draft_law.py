@@ -87,9 +87,7 @@ def test_an_honest_way_of_drawing_passes(name):
     assert says in report.draft_law
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), diagonal(DISHONEST, [RejectionSampler, BlockSampler])
-)
+@pytest.mark.parametrize(("name", "kind"), diagonal(DISHONEST, [RejectionSampler, BlockSampler]))
 def test_tokens_that_are_reported_with_other_probabilities_fail(name, kind):
     draw_draft, says = DISHONEST[name]
     report = certify(rule(draw_draft, kind), **FEW)

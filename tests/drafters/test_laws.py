@@ -18,6 +18,7 @@ from drafter_table import (
     MASK,
     MODEL,
     MOST,
+    MOST_DRAFTERS,
     ORACLES,
     RECURRENT,
     ROOM,
@@ -33,7 +34,6 @@ from drafter_table import (
     propose,
     random_texts,
 )
-from diagonal import first
 from drafting import perturbed, ragged_prompts, to_right_padding
 from eagle_heads import FeatureLoop
 from eagle_heads import head_for as eagle_head_for
@@ -71,16 +71,6 @@ FILTERS = {
     "filtered": {"temperature": 0.7, "top_k": 12, "top_p": 0.9},
     "greedy": {"temperature": 0},
 }
-OF_WHOLE_TEXTS = [
-    *("model", "model, bamba", "lookup", "suffix, prompts", JOINED[0], "eagle1"),
-    *("eagle3, fewer ids", "p-eagle", "dflash", "dspark, rnn", "dflash2", "mtp, looped"),
-    *("mtp, target's state", "assistant", "own", "self, recent", "self, top", "model, tree"),
-    *("lookup, tree", "eagle3, fewer ids, tree", "dspark, rnn, paths"),
-]
-MOST_DRAFTERS = first(DRAFTERS, OF_WHOLE_TEXTS)
-"""By default one of each way to draft where whole texts are generated; laws 8, 9 and 13, of single
-proposals, are held against every drafter.
-"""
 seeds = st.integers(0, 2**32 - 1)
 
 

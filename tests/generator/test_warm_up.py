@@ -57,11 +57,11 @@ def _late(monkeypatch):
 def calls(generator, rows, **options):
     """Calls of many lengths, and of as few rows as share the captured ones'."""
     found = []
-    for seed, longest in enumerate((1, 2, 60, 70, 300, 370)):
+    for seed, longest in enumerate((1, 60, 70, 370)):
         num_rows = rows if seed % 2 else max(1, rows - 1)
         prompts = ragged_prompts(VOCAB, *[max(1, longest - 5 * i) for i in range(num_rows)])
         one = {"seed": list(range(num_rows))} if options.get("do_sample") else {}
-        found.append(generator.generate(*prompts, max_new_tokens=30, **options, **one))
+        found.append(generator.generate(*prompts, max_new_tokens=20, **options, **one))
     return found
 
 

@@ -95,7 +95,7 @@ def test_kept_rows_are_the_live_ones_in_the_storage_of_all_and_few_move(is_live,
 
 CASES = [(name, 6, "block") for name in ("none", "lookup", "suffix", "dflash", "mtp, looped")]
 CASES += [("suffix, prompts", 6, "block"), ("eagle3", 6, "coupling"), ("model", 9, "block")]
-CASES += [ pytest.param("model", 20, "block", marks=pytest.mark.slow)]
+CASES += [pytest.param("model", 20, "block", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(("name", "count", "sampler"), CASES)

@@ -204,9 +204,7 @@ def test_rows_that_end_leave_the_others_their_prompts_ends(chunk):
         assert text == row[:end]
 
 
-@pytest.mark.parametrize(
-    ("name", "graphs"), diagonal(["eagle3", "mask-token"], [True, False])
-)
+@pytest.mark.parametrize(("name", "graphs"), diagonal(["eagle3", "mask-token"], [True, False]))
 def test_heads_of_the_zoo_draft_for_a_steered_target(name, graphs):
     model, tokenizer = zoo.load_target(), zoo.load_tokenizer()
     ids = tokenizer("def main(argv):\n    for", return_tensors="pt").input_ids
@@ -261,9 +259,7 @@ def test_distributions_are_those_of_one_forward_without_a_cache(name, sampler):
     assert (logits - unedited).abs().amax(dim=1).min() > 0.1  # the negative control
 
 
-@pytest.mark.parametrize(
-    ("name", "graphs"), diagonal(["lookup", "model", "self"], [False, True])
-)
+@pytest.mark.parametrize(("name", "graphs"), diagonal(["lookup", "model", "self"], [False, True]))
 def test_coupled_samples_are_those_without_a_drafter(name, graphs):
     model = build("llama")
     target = Target(model, edits=(steering(vector_for(model)),))

@@ -14,6 +14,7 @@ import text_laws
 import torch
 import transformers
 from architectures import RECURRENT, VOCAB, build
+from diagonal import case, diagonal
 from drafting import NumberedRows, ragged_prompts
 from eagle_heads import head_for as eagle_head_for
 

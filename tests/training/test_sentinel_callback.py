@@ -100,10 +100,10 @@ def run(tmp_path, generator, model, *, steps, accumulate=1, rate=0.02, **options
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_policy_that_learns_from_its_own_texts_goes_on(tmp_path, accumulate):
     model = copy.deepcopy(tiny(TARGET))
-    options = {"accumulate": accumulate, "steps": 24 // accumulate, "texts": 48}
+    options = {"accumulate": accumulate, "steps": 16 // accumulate, "texts": 48}
     trainer, callback = run(tmp_path, drafted(model), model, **options)
     found = callback.sentinel.found
-    assert found.num_texts == 24 * 48, "each rollout is read once"
+    assert found.num_texts == 16 * 48, "each rollout is read once"
     assert found.passed
     assert trainer.rewards[-1] > trainer.rewards[0] + 0.1, "the policy has moved"
 
