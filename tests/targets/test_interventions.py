@@ -34,7 +34,7 @@ from specdec.types import Draft
 
 LENGTHS = 17, 3, 1, 9
 IDS, MASK = ragged_prompts(VOCAB, *LENGTHS)
-NUM_NEW = 24
+NUM_NEW = 14
 GREEDY = {"max_new_tokens": NUM_NEW, "do_sample": False, "pad_token_id": 0}
 LAYER, HEAD = 0, 2
 

@@ -204,7 +204,7 @@ def accepted(result):
 def test_a_forward_that_was_replaced_runs_around_the_view(replace, when, drafter):
     target = zoo.load_target()
     expected = SpeculativeGenerator(target, DRAFTERS[drafter](target))
-    expected = expected.generate(TEXT, max_new_tokens=20)
+    expected = expected.generate(TEXT, max_new_tokens=12)
     if when == BEFORE:
         replace(target)
     generator = SpeculativeGenerator(target, DRAFTERS[drafter](target))
@@ -212,8 +212,8 @@ def test_a_forward_that_was_replaced_runs_around_the_view(replace, when, drafter
         generator.generate(TEXT, max_new_tokens=3)
     if when != BEFORE:
         replace(target)
-    found = generator.generate(TEXT, max_new_tokens=20)
-    text = target.generate(TEXT, attention_mask=torch.ones_like(TEXT), max_new_tokens=20)
+    found = generator.generate(TEXT, max_new_tokens=12)
+    text = target.generate(TEXT, attention_mask=torch.ones_like(TEXT), max_new_tokens=12)
     assert torch.equal(found.sequences, text)
     if replace is not replace_as_accelerate:
         assert accepted(found) == accepted(expected)
