@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import build
-from diagonal import first
+from diagonal import case, first
 from drafter_table import MODEL, make
 from transformers import GenerationConfig
 
@@ -136,17 +136,17 @@ class Everything:
         """`evaluate`, `compare`, `replay` and a certificate of a generator."""
         generator = SpeculativeGenerator(self.target, self.drafter)
         options = {"max_new_tokens": 6, "temperature": 0.8, "certify": True}
-        found = evaluate(generator, self.prompts, batch_size=2, **options)
+        found = evaluate(generator, self.prompts[:2], batch_size=1, **options)
         yield found.stats.to_dict(), found.estimates["acceptance_length"]
         both = {"eagle3": generator, "lookup": SpeculativeGenerator(self.target, "lookup")}
-        study = compare(both, self.prompts[:2], max_new_tokens=4, rounds=1)
+        study = compare(both, self.prompts[:1], max_new_tokens=4, rounds=1)
         yield [run.stats.to_dict() for run in study.runs]
         ids = torch.tensor(self.prompts[:1], device="cpu")
         trace = generator.generate(ids, max_new_tokens=6, trace=True).trace
         roots = every_position(generator, trace)
         yield replay(roots, num_draft_tokens=2, sampler=BlockSampler()).totals.tolist()
         few = {"num_samples": 2, "num_tokens": 4, "audit_tokens": 2}
-        yield certify(generator, self.prompts[:2], **few).passed
+        yield certify(generator, self.prompts[:1], **few).passed
 
     def certified(self):
         """Rules, by enumeration: chains of every second kind, and a tree."""
@@ -202,9 +202,23 @@ def test_models_are_read_alike_in_every_state_of_the_process(name):
     assert_alike(lambda: generated("lookup", model))
 
 
-@pytest.mark.parametrize("what", ["names", "captured", "host_code", "measured", "certified"])
-def test_everything_else_is_the_same_in_every_state(everything, what):
-    assert_alike(lambda: repr([*getattr(everything, what)()]))
+SOME = ["default device", "default dtype float64", "inference mode", "warnings"]
+"""Of states, by default, for what takes long."""
+
+
+@pytest.mark.parametrize(
+    ("what", "states"),
+    [
+        *((what, [*STATES]) for what in ("names", "host_code")),
+        *(
+            case([what, states], states is SOME)
+            for what in ("captured", "measured", "certified")
+            for states in (SOME, [*STATES])
+        ),
+    ],
+)
+def test_everything_else_is_the_same_in_every_state(everything, what, states):
+    assert_alike(lambda: repr([*getattr(everything, what)()]), states)
 
 
 def test_heads_are_made_and_trained_alike_in_every_state(everything):

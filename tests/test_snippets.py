@@ -129,6 +129,7 @@ def drafts_and_writes_plain_text(generator, tokenizer, at_least=0.05):
     return inputs, result
 
 
+@pytest.mark.slow
 def test_the_first_drafter_of_the_guide_reads_hidden_states_drafts_and_is_lossless():
     session = names_of(OWN, 0)
     tokenizer, target, texts = session["tokenizer"], session["model"], session["texts"]
@@ -153,6 +154,7 @@ def test_the_first_drafter_of_the_guide_reads_hidden_states_drafts_and_is_lossle
         specdec.SpeculativeGenerator(target, drafter)
 
 
+@pytest.mark.slow
 def test_the_drafter_with_a_state_drafts_and_repeats():
     session = names_of(OWN, index_of(OWN, "class LastSeenDrafter"))
     tokenizer, target = session["tokenizer"], session["target"]

@@ -93,6 +93,7 @@ def test_sound_truncations_have_none(dtype, has_scores):
             assert found.num_at_cut == 0
 
 
+@pytest.mark.slow
 def test_in_half_precision_tokens_at_the_cut_are_excused_and_others_are_not():
     """0.904 for 0.9 is within what bfloat16 does to a cut, and not within what float32 does."""
     close, _ = found_in(TopP(0.904), torch.bfloat16, has_scores=False, num=64)

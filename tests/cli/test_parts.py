@@ -81,7 +81,9 @@ def test_a_prompt_is_read_from_standard_input(monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("def g(é):\n")
 
 
-@pytest.mark.parametrize(("chosen", "expected"), [(None, 1), ("2", 2)])
+@pytest.mark.parametrize(
+    ("chosen", "expected"), [(None, 1), pytest.param("2", 2, marks=pytest.mark.slow)]
+)
 def test_a_small_model_decodes_on_one_core_unless_told_otherwise(chosen, expected, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if chosen:

@@ -40,7 +40,7 @@ ROOM = LONG | {"max_new_tokens": 4 * (NUM_EAGER + 3) + 1}  # for so many steps, 
 
 PAIRS = [*zip(("none", *ONE_OF_EACH, *TREES), itertools.cycle(SAMPLERS), strict=False)]
 PAIRS += zip(PATHS, ("gbv", "spectr", "gbv"), strict=True)
-QUICK = [*PAIRS[:-10:2], *PAIRS[-10::3]]
+QUICK = [*PAIRS[:-10:2], *PAIRS[-10::4]]
 """Every drafter with one sampler, every sampler with chains and a tree."""
 
 

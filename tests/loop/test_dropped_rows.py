@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from architectures import VOCAB, build
+from diagonal import first
 from drafter_table import MODEL, ONE_OF_EACH, make
 from drafting import ragged_prompts
 from hypothesis import given
@@ -94,7 +95,7 @@ def test_kept_rows_are_the_live_ones_in_the_storage_of_all_and_few_move(is_live,
 
 
 CASES = [(name, 6, "block") for name in ("none", "lookup", "suffix", "dflash", "mtp, looped")]
-CASES += [("suffix, prompts", 6, "block"), ("eagle3", 6, "coupling"), ("model", 9, "block")]
+CASES += [("suffix, prompts", 6, "block"), ("eagle3", 6, "coupling"), ("model", 6, "block")]
 CASES += [pytest.param("model", 20, "block", marks=pytest.mark.slow)]
 
 
@@ -175,7 +176,12 @@ def test_no_row_leaves_beside_processors_while_a_step_is_under_way_or_by_hand(na
     assert generation.rows == ROWS
 
 
-@pytest.mark.parametrize("name", ["none", *ONE_OF_EACH])
+@pytest.mark.parametrize(
+    "name",
+    first(
+        ["none", *ONE_OF_EACH], ["none", "model", "suffix", "eagle3", "dflash", "own", "self, top"]
+    ),
+)
 def test_rows_leave_in_their_storage_which_is_whole_again_in_the_next_call(name):
     generator = SpeculativeGenerator(MODEL, drafter_of(name))
     options = settings_of(ROWS, eos_token_id=list(range(1, VOCAB, 9)))
