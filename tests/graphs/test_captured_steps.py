@@ -40,8 +40,9 @@ ROOM = LONG | {"max_new_tokens": 4 * (NUM_EAGER + 3) + 1}  # for so many steps, 
 
 PAIRS = [*zip(("none", *ONE_OF_EACH, *TREES), itertools.cycle(SAMPLERS), strict=False)]
 PAIRS += zip(PATHS, ("gbv", "spectr", "gbv"), strict=True)
-QUICK = [*PAIRS[:-10:2], *PAIRS[-10::4]]
 """Every drafter with one sampler, every sampler with chains and a tree."""
+QUICK = [*PAIRS[:-3:3], PAIRS[-1]]
+"""By default every sampler with some drafter, a tree and paths."""
 
 
 def capturing(drafter="model", sampler="auto", *, graphs=True, **options):

@@ -94,7 +94,8 @@ def test_kept_rows_are_the_live_ones_in_the_storage_of_all_and_few_move(is_live,
         assert kept.data_ptr() == table.data_ptr()
 
 
-CASES = [(name, 6, "block") for name in ("none", "lookup", "suffix", "dflash", "mtp, looped")]
+CASES = [(name, 6, "block") for name in ("none", "dflash", "mtp, looped")]
+CASES += [pytest.param(n, 6, "block", marks=pytest.mark.slow) for n in ("lookup", "suffix")]
 CASES += [("suffix, prompts", 6, "block"), ("eagle3", 6, "coupling"), ("model", 6, "block")]
 CASES += [pytest.param("model", 20, "block", marks=pytest.mark.slow)]
 
