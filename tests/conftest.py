@@ -71,6 +71,36 @@ def _commands_certify_over_few_problems(request, monkeypatch):
 
 
 @pytest.fixture(scope="session")
+def _draft_laws():
+    """Found in this session, of the library's own ways to draw drafts."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def _ways_to_draw_are_examined_once(request, monkeypatch, _draft_laws):
+    """A certificate of a rule begins with the way its drafts are drawn. That of the library, which
+    nearly all rules have, is examined once in a session; where it is the subject, each time.
+    """
+    files = "test_certify.py", "test_certify_foreign.py", "test_path_laws.py"
+    if request.path.name not in files:
+        return
+    from specdec.certificates.sampler import exact
+    from specdec.samplers import draw_by_inversion
+
+    examine = exact.examine_draft_law
+
+    def once(sampler, vocab, **options):
+        if sampler.draw_draft is not draw_by_inversion:
+            return examine(sampler, vocab, **options)
+        case = vocab, sampler.uses_draft_probs, *map(str, options.items())
+        if case not in _draft_laws:
+            _draft_laws[case] = examine(sampler, vocab, **options)
+        return _draft_laws[case]
+
+    monkeypatch.setattr(exact, "examine_draft_law", once)
+
+
+@pytest.fixture(scope="session")
 def small(tmp_path_factory) -> str:
     """A folder of a small model with the zoo's tokenizer."""
     from architectures import build

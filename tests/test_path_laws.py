@@ -63,7 +63,7 @@ def uniform(vocab, paths, depth=1):
 
 
 @each_rule
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(seeds, st.sampled_from(SIZES), st.sampled_from(["soft", "mixed"]), st.booleans())
 def test_paths_leave_the_targets_law(sampler, seed, size, kind, is_filtered):
     problems = path_problems(seed, size, kind, filters=FILTERS if is_filtered else ({},))
@@ -84,7 +84,7 @@ def test_of_point_masses_the_targets_own_tokens_are_taken(sampler, seed, kind):
 
 
 @each_rule
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(seeds, st.sampled_from(["soft", "mixed"]))
 def test_one_path_is_verified_as_a_block(sampler, seed, kind):
     problems = path_problems(seed, (3, 1, 3), kind)
@@ -97,7 +97,7 @@ def test_one_path_is_verified_as_a_block(sampler, seed, kind):
 @each_rule
 def test_certify_passes_them_and_prints_how_much_they_accept(sampler):
     """Also law 6: no impossible token, not at u = 0 either."""
-    report = certify(sampler, sizes=((3, 1, 6),), paths=((2, 2), (3, 1)))
+    report = certify(sampler, sizes=((3, 1, 3),), trees=(), paths=((2, 2), (3, 1)))
     assert report.passed
     assert 0 < report.distance < 1
     assert "independent paths 0." in str(report)
@@ -256,7 +256,7 @@ def test_of_a_chain_no_rule_accepts_more_than_the_block_rule(seed, kind):
     assert bool((token <= found + 1e-7).all())
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(seeds, st.sampled_from(SIZES), st.sampled_from(["soft", "mixed"]), st.booleans())
 def test_of_the_chosen_path_no_rule_accepts_more_than_gbv(seed, size, kind, is_filtered):
     """A rule that sees the best path alone sees a chain, drawn from the law of the best path."""

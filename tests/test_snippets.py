@@ -14,6 +14,7 @@ import torch
 import transformers
 from architectures import ARCHITECTURES
 from assistants import pair
+from diagonal import case
 from outputs import differences
 from pages import PAGES, ROOT, blocks, languages
 
@@ -26,7 +27,8 @@ PATHS = {
     name: str(zoo.WEIGHTS_DIR / folder)
     for name, folder in (("TARGET", "target"), ("DRAFT", "draft"), ("HEAD", "eagle3"))
 }
-SLOW_PAGES = {f"docs/{name}.md" for name in ("certify", "evaluation", "which")}
+QUICK_PAGES = {"README.md", "docs/own-drafter.md"}
+"""Whose snippets run by default, but for certificates; the other pages are a stage of `.ci/run`."""
 LIBRARIES = "peft", "trl", "datasets", "lm_eval", "llguidance", "outlines"
 """Whose snippets run where they are installed."""
 OWN = "docs/own-drafter.md"
@@ -36,7 +38,7 @@ IN_TWO_PROCESSES = "# parallel.py"
 
 
 def param(page: str, index: int, block: str):
-    is_slow = page in SLOW_PAGES or "print(certify(" in block
+    is_slow = page not in QUICK_PAGES or "print(certify(" in block
     return pytest.param(page, index, marks=[pytest.mark.slow] * is_slow, id=f"{page}-{index}")
 
 
@@ -103,6 +105,7 @@ def index_of(page: str, text: str) -> int:
     return index
 
 
+@pytest.mark.slow
 def test_the_guide_shows_what_its_snippet_prints(capsys):
     (shown,) = (text for text in blocks(OWN, "text") if text.startswith("PASS"))
     names_of.__wrapped__(OWN, index_of(OWN, "class LenientSampler"))
@@ -126,6 +129,7 @@ def drafts_and_writes_plain_text(generator, tokenizer, at_least=0.05):
     return inputs, result
 
 
+@pytest.mark.slow
 def test_the_first_drafter_of_the_guide_reads_hidden_states_drafts_and_is_lossless():
     session = names_of(OWN, 0)
     tokenizer, target, texts = session["tokenizer"], session["model"], session["texts"]
@@ -150,6 +154,7 @@ def test_the_first_drafter_of_the_guide_reads_hidden_states_drafts_and_is_lossle
         specdec.SpeculativeGenerator(target, drafter)
 
 
+@pytest.mark.slow
 def test_the_drafter_with_a_state_drafts_and_repeats():
     session = names_of(OWN, index_of(OWN, "class LastSeenDrafter"))
     tokenizer, target = session["tokenizer"], session["target"]
@@ -166,9 +171,11 @@ def test_the_drafter_with_a_state_drafts_and_repeats():
     assert specdec.certify(generator, prompts, num_samples=8, audit_tokens=8).passed
 
 
+LOOPS = [(name, i % 2 == 0) for i, name in enumerate(["none", "lookup", *sorted(zoo.DRAFTERS)])]
+
+
 @pytest.mark.parametrize(
-    ("name", "graphs"),
-    [(name, i % 2 == 0) for i, name in enumerate(["none", "lookup", *sorted(zoo.DRAFTERS)])],
+    ("name", "graphs"), [case([*each], each[0] in ("none", "eagle3")) for each in LOOPS]
 )
 def test_the_loop_of_the_readme_writes_what_generate_writes(name, graphs):
     (block,) = (block for block in blocks("README.md") if "commit(state" in block)
@@ -197,6 +204,7 @@ def test_the_sampler_of_the_guide_is_lossless_at_1(lenience, passes):
     assert report.passed is passes
 
 
+@pytest.mark.slow
 def test_text_in_the_grammar_of_the_page_about_processors_is_that_of_outlines():
     pytest.importorskip("outlines")
     page = "docs/generate.md"

@@ -11,6 +11,7 @@ import pytest
 from pages import PAGES, ROOT, blocks
 
 pytest.importorskip("pyright")
+pytestmark = pytest.mark.slow
 
 NAMES = "TARGET", "DRAFT", "HEAD", "GEMMA", "ASSISTANT"
 """Folders that snippets name; `test_snippets.py` gives them."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from diagonal import diagonal
 from text_laws import DRAFT, PROMPT, TARGET, VOCAB, tiny
 from transformers import GenerationConfig
 from transformers.generation import configuration_utils
@@ -128,8 +129,9 @@ class FilterOnTheTokensOnly(ModelDrafter):
         return Draft(draft.tokens, unfiltered.probs)
 
 
-@pytest.mark.parametrize("top_k", [2, 3, 4])
-@pytest.mark.parametrize("wrong", [ArgmaxWithSoftLaw, FilterOnTheTokensOnly])
+@pytest.mark.parametrize(
+    ("top_k", "wrong"), diagonal([2, 3, 4], [ArgmaxWithSoftLaw, FilterOnTheTokensOnly])
+)
 def test_a_drafter_whose_law_is_not_that_of_its_tokens_fails(wrong, top_k):
     options = {"num_samples": 256, "settings": [{"top_k": top_k}]}
     report = certify_run(wrong(tiny(DRAFT), num_draft_tokens=1), **options)

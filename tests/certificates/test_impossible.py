@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from diagonal import diagonal
 from text_laws import PROMPT
 from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList, TypicalLogitsWarper
 
@@ -80,8 +81,9 @@ def test_a_sentinel_stops_at_the_first_one():
         Sentinel(generator)(result.prompts, result.texts, **ASKED)
 
 
-@pytest.mark.parametrize("has_scores", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("has_scores", "dtype"), diagonal([True, False], [torch.float32, torch.bfloat16])
+)
 def test_sound_truncations_have_none(dtype, has_scores):
     for options in ({}, {"top_p": 1.0, "top_k": 7}, {"top_p": 1.0, "min_p": 0.05}):
         found, _ = found_in(RejectionSampler(), dtype, has_scores, **options)
@@ -91,6 +93,7 @@ def test_sound_truncations_have_none(dtype, has_scores):
             assert found.num_at_cut == 0
 
 
+@pytest.mark.slow
 def test_in_half_precision_tokens_at_the_cut_are_excused_and_others_are_not():
     """0.904 for 0.9 is within what bfloat16 does to a cut, and not within what float32 does."""
     close, _ = found_in(TopP(0.904), torch.bfloat16, has_scores=False, num=64)

@@ -193,7 +193,7 @@ def test_more_lists_accept_more():
 
 def test_a_generator_with_lists_is_certified_and_its_audit_says_what_was_asked_for():
     generator = SpeculativeGenerator(tiny(TARGET), lists_of_tiny(), ListSampler())
-    report = certify(generator, [[1, 4, 2], [3]], num_samples=64, num_tokens=12, audit_tokens=8)
+    report = certify(generator, [[1, 4, 2], [3]], num_samples=64, max_new_tokens=12, audit_tokens=8)
     assert report.passed
     assert {"race of path 2", "race"} <= set(report.noise.asked)
 

@@ -1,7 +1,6 @@
-"""A head that is saved is the same head when it is loaded, and its files are what others read.
+"""Files of a saved head are what others read, and what no file can say is refused.
 
-Round trips compare configuration and tensors; the files themselves are compared with the public
-layouts.
+That what is written reads back equal is a law of all records: `test_layout_laws.py`.
 """
 
 import json
@@ -23,7 +22,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Con
 from specdec import MaskTokenDrafter, SpeculativeGenerator
 from specdec.checkpoints.export import layouts_of, save_head
 from specdec.drafters import EagleDrafter
-from specdec.drafters.mask_token.correction import DominoConfig, MarkovConfig
 
 MODEL = build("llama")
 LLAMA3 = rope(1e6, rope_type="llama3", **LLAMA3)
@@ -51,137 +49,25 @@ def mask(name, **flags):
     return MaskTokenDrafter(random_mask_head(config, dtype=torch.float32), MODEL, 2)
 
 
-EAGLE3 = [
-    {},
-    {"feature_layers": (2, 4, 5)},
-    {"feature_layers": (2, 4, 8)},
-    FEW_IDS,
-    {"has_embed_tokens": True},
-    {"has_lm_head": False},
-    {"hidden_size": 16, "has_embed_tokens": True},
-    {"rope": {"rope_type": "default", "rope_theta": 5e5}},
-    {"rope": LINEAR},
-    {"rope": LLAMA3},
-    {"rms_norm_eps": 1e-3, "head_dim": 10, "max_position_embeddings": 77},
-]
-ONLY_SPECULATORS = [
-    {"norm_before_residual": True},
-    {"norm_before_fc": True},
-    {"fc_norm": True},
-    {"feedback_norm": True},
-    {"num_layers": 3},
-    {"has_qk_norm": True},
-    {"attention_bias": True, "attention_output_bias": True},
-    {"feature_layers": (0, 1, 3, 5, 8)},
-    {"feature_layers": (0, 4, 7)},
-]
-EAGLE1 = [
-    {},
-    {"fc_bias": True},
-    {"attention_bias": True},
-    {"has_embed_tokens": True},
-    {"num_layers": 2},
-]
-MASK = [
-    ("p-eagle", "speculators", {}),
-    ("p-eagle", "vllm", {}),
-    ("p-eagle, one layer", "speculators", {"has_qk_norm": True}),
-    ("p-eagle, norm before fc", "speculators", {}),
-    ("p-eagle", "speculators", {"fc_norm": True, "feature_layers": (1, 3)}),
-    ("p-eagle", "vllm", {"fc_norm": True, "feature_layers": (0, 1, 2, 3)}),
-    ("p-eagle, norm before residual", "vllm", {}),
-    ("p-eagle, fewer ids", "speculators", {}),
-    ("p-eagle, fewer ids", "vllm", {}),
-    ("p-eagle", "speculators", {"has_embed_tokens": True, "has_lm_head": False}),
-    ("p-eagle", "vllm", {"has_embed_tokens": True, "has_lm_head": False}),
-    ("p-eagle, wider target", "speculators", {"hidden_size": 16}),
-    ("p-eagle, markov", "speculators", {}),
-    ("p-eagle, fewer ids", "speculators", {"correction": MarkovConfig(3, "rnn")}),
-    ("pard", "huggingface", {}),
-    ("pard, tied", "huggingface", {}),
-    ("pard", "huggingface", {"has_qk_norm": True}),
-    ("pard", "huggingface", {"attention_bias": True}),
-    ("pard", "huggingface", {"attention_bias": True, "attention_output_bias": True}),
-    ("dflash", "z-lab", {}),
-    ("dflash", "speculators", {}),
-    ("dflash, own tables", "speculators", {}),
-    ("dflash", "speculators", {"draft_vocab_size": 20, "has_lm_head": True}),
-    ("dspark", "speculators", {}),
-    ("dspark, markov", "speculators", {}),
-    ("dspark, gated", "speculators", {}),
-    ("dspark, rnn", "speculators", {}),
-    ("dflash, markov", "speculators", {"draft_vocab_size": 20, "has_lm_head": True}),
-    ("dflash2", "speculators", {}),
-    ("xpress", "speculators", {}),
-    ("xpress, next token", "speculators", {}),
-    ("dflash, windows", "z-lab", {}),
-    ("dflash, windows", "speculators", {"windows": (4, 4)}),
-    ("dflash, windows both ways", "z-lab", {"windows": (7, None)}),
-    ("dflash, windows both ways", "speculators", {"windows": (7, None), "has_sinks": False}),
-    ("p-eagle, windows", "speculators", {"has_sinks": False}),
-]
-ROUND_TRIPS = [
-    *((eagle, "attention", "safeailab", flags) for flags in EAGLE3),
-    *((eagle, "attention", "speculators", f) for f in [*ONLY_SPECULATORS, FEW_IDS, EAGLE3[6]]),
-    *((eagle, "input", "safeailab", flags) for flags in EAGLE1),
-    *((mask, *case) for case in MASK),
-]
-
-
-@pytest.mark.parametrize(("make", "name", "layout", "flags"), ROUND_TRIPS)
-def test_a_saved_head_loads_back_bit_for_bit(make, name, layout, flags, tmp_path):
-    drafter = make(name, **flags)
-    drafter.save_pretrained(tmp_path, layout, verifier="a/b")
-    loaded = type(drafter).from_pretrained(tmp_path, TARGET if make is eagle else MODEL, 2)
-    ours, theirs, ids = drafter.head, loaded.head, drafter.head.target_ids
-    assert loaded.config == drafter.config
-    assert (theirs.target_ids is None) is (ids is None)
-    if ids is not None:  # files hold draft ids in ascending order; the head's rows move with them
-        order = ids.argsort()
-        assert theirs.target_ids.equal(ids[order])
-        parts = ("lm_head", "correction.markov_w2", "correction.embed_proj.2", "correction.readout")
-        for name, part in ours.named_modules():
-            if name in parts:
-                part.weight.data = part.weight.data[order]
-    assert theirs.state_dict().keys() == ours.state_dict().keys()
-    for key, tensor in ours.state_dict().items():
-        assert theirs.state_dict()[key].equal(tensor), key
-
-
-OBSTACLES = [
-    *(("as 'speculators' it can", eagle, "attention", "safeailab", f) for f in ONLY_SPECULATORS),
-    ("attention_output_bias=False", eagle, "attention", "speculators", {"attention_bias": True}),
+OBSTACLES = [  # That a field is not said where it is not usual is a law of all records.
+    ("as 'speculators' it can", eagle, "attention", "safeailab", {"num_layers": 3}),
     ("fusion=input", eagle, "input", "speculators", {}),
-    ("fc_bias=True", eagle, "attention", "safeailab", {"fc_bias": True}),
-    ("output_norm=False", eagle, "attention", "speculators", {"output_norm": False}),
-    ("logit_scale=0.5", eagle, "attention", "safeailab", {"logit_scale": 0.5}),
     ("feature_.*'final'", eagle, "attention", "safeailab", {"feature_layers": (1, 4, "final")}),
     (r"layers=\(4, 1, 7\)", eagle, "attention", "speculators", {"feature_layers": (4, 1, 7)}),
     ("rope=.*original_max_", eagle, "attention", "safeailab", {"rope": SCALED_DYNAMIC}),
-    ("fc_bias", mask, "p-eagle, norm per feature", "speculators", {}),
-    ("logit_scale", mask, "p-eagle", "vllm", {"logit_scale": 0.5}),
-    ("has_qk_norm", mask, "p-eagle", "vllm", {"has_qk_norm": True}),
-    ("attention_bias=True", mask, "p-eagle", "vllm", {"attention_bias": True}),
     ("a mask without an id", mask, "p-eagle, learned embedding", "speculators", {}),
-    ("correction=Markov", mask, "p-eagle, markov", "vllm", {}),
-    ("correction=Domino", mask, "p-eagle", "speculators", {"correction": DominoConfig(5, 7)}),
     ("a mask without an id", mask, "dflash, learned embedding", "z-lab", {}),
-    ("has_qk_norm=False", mask, "dflash", "speculators", {"has_qk_norm": False}),
-    ("is_causal=True", mask, "dflash", "z-lab", {"is_causal": True}),
     ("block_size=None", mask, "dflash, causal", "z-lab", {}),
     ("has_embed_tokens=True, has_lm_head=True", mask, "dflash, own tables", "z-lab", {}),
     (r"feature_layers=\(0, 2\)", mask, "dflash", "z-lab", {"feature_layers": (0, 2)}),
-    ("attention_bias=True", mask, "pard, qk norm", "huggingface", {}),
-    ("draft_vocab_size=30", mask, "pard", "huggingface", {"draft_vocab_size": 30}),
     ("correction=Domino.* none of the layouts", mask, "domino", "speculators", {}),
     ("correction=Markov.*'speculators'", mask, "dspark, gated", "z-lab", {"has_lm_head": False}),
     ("correction=XPress.* as 'speculators'", mask, "xpress", "z-lab", {}),
     ("alignment=next-token", mask, "dspark", "z-lab", {"has_lm_head": False}),
     ("convolution=None", mask, "dflash2, next token", "speculators", {}),
-    ("has_sinks", mask, "dflash, windows both ways", "speculators", {}),
+    ("windows=", mask, "pard, windows", "huggingface", {}),
     (r"windows=\(7, 8\)", mask, "dflash, windows both ways", "z-lab", {}),
     ("causal windows beside layers that", mask, "dflash, windows", "speculators", {}),
-    ("windows=", mask, "pard, windows", "huggingface", {}),
 ]
 
 

@@ -260,7 +260,7 @@ def test_an_interrupted_training_says_where_it_goes_on(monkeypatch, capsys, tmp_
 
 
 def test_prompts_that_begin_alike_are_not_certified_twice(monkeypatch, capsys, small):
-    fast = ["--target", small, "--samples", "32", "--audit-tokens", "4"]
+    fast = ["--target", small, "--samples", "4", "--max-new-tokens", "8", "--audit-tokens", "4"]
     same = ["--prompt", "import os", "--prompt", "import os", "--prompt", "def main():"]
     assert main(["certify", *fast, *same]) == 0
     assert "2 prompts" in capsys.readouterr().out

@@ -32,7 +32,7 @@ SHORT = ["--prompts", "prompts.jsonl", *SAMPLED]
 COMMANDS = {
     "generate": ["--target", "zoo", "--prompt", "a b a b a", *SAMPLED],
     "evaluate": [*SHORT, "--tree", "6x3"],
-    "certify": ["--prompts", "1", "--samples", "64", "--audit-tokens", "12"],
+    "certify": ["--prompts", "1", "--samples", "4", "--max-new-tokens", "8", "--audit-tokens", "4"],
     "plan": [*SHORT, "--num-draft-tokens", "2", "--batch-sizes", "1", "--rounds", "1"],
 }
 
@@ -81,7 +81,9 @@ def test_a_prompt_is_read_from_standard_input(monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("def g(é):\n")
 
 
-@pytest.mark.parametrize(("chosen", "expected"), [(None, 1), ("2", 2)])
+@pytest.mark.parametrize(
+    ("chosen", "expected"), [(None, 1), pytest.param("2", 2, marks=pytest.mark.slow)]
+)
 def test_a_small_model_decodes_on_one_core_unless_told_otherwise(chosen, expected, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if chosen:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers.generation.utils as hf_generation
 from assistants import SHAPES, VOCAB, assistant_of, drafter_of, inform, pair, target_of
+from diagonal import case, diagonal
 from drafting import ragged_prompts
 from text_laws import ALPHA, p_value
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
@@ -20,7 +21,7 @@ from specdec import Draft, SpeculativeGenerator, certify
 from specdec.drafters.assistant import AssistantDrafter, AssistantHead
 from specdec.hf import cache_argument
 
-K, NUM_NEW = 4, 40
+K, NUM_NEW = 4, 30
 PROMPT = torch.tensor([[7, 3, 21, 40, 11, 8, 2]])
 GREEDY = {"do_sample": False, "max_new_tokens": NUM_NEW, "eos_token_id": None, "pad_token_id": 0}
 
@@ -102,8 +103,7 @@ def check_same_drafts(ours, theirs):
     assert 0 <= len(ours) - len(theirs) <= 1  # a last token is left to the target alone
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("fit", [pair, by_heart])
+@pytest.mark.parametrize(("shape", "fit"), diagonal(SHAPES, [by_heart, pair]))
 def test_drafts_are_those_of_transformers_over_a_whole_generation(monkeypatch, shape, fit):
     model, assistant = fit(shape)
     text, theirs = drafts_of_hf(monkeypatch, model, assistant)
@@ -155,9 +155,16 @@ BATCH, MASK = ragged_prompts(VOCAB, *LENGTHS)
 SAMPLED = {"do_sample": True, "max_new_tokens": 24, "temperature": 0.8, "eos_token_id": None}
 
 
-@pytest.mark.parametrize("tree", [None, "6x3"])
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("shape", ["E2B", "31B", "short window"])
+OF_ROWS = [("E2B", False, None), ("31B", True, None), ("short window", False, "6x3")]
+
+
+@pytest.mark.parametrize(
+    ("shape", "graphs", "tree"),
+    [
+        case([*each], each in OF_ROWS)
+        for each in product(["E2B", "31B", "short window"], [False, True], [None, "6x3"])
+    ],
+)
 def test_ragged_rows_are_those_rows_alone_and_greedy_text_is_that_of_hf(shape, graphs, tree):
     model, drafter = pair(shape)[0], drafter_of(shape, tree=tree)
     generator = SpeculativeGenerator(model, drafter, graphs=graphs, prefill_chunk_size=3)
@@ -265,8 +272,9 @@ class ArgmaxAsIfDrawn(AssistantDrafter):
         return Draft(drawn.probs.argmax(dim=-1), drawn.probs, drawn.num_valid)
 
 
-@pytest.mark.parametrize("options", [{"num_draft_tokens": 2}, {"tree": "4x2"}], ids=str)
-@pytest.mark.parametrize("shape", OF_FEW)
+@pytest.mark.parametrize(
+    ("shape", "options"), diagonal(OF_FEW, [{"num_draft_tokens": 2}, {"tree": "4x2"}])
+)
 def test_texts_have_the_targets_distribution(shape, options):
     """Law 2; false-alarm rate 1e-9."""
     model, _, laws = few_ids(shape)

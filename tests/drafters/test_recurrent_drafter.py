@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 from architectures import VOCAB, build
+from diagonal import first
 from drafter_table import RECURRENT
 from drafting import perturbed, ragged_prompts
 
@@ -46,7 +47,7 @@ def test_greedy_text_is_hfs_where_both_models_remember(name, width):
         assert [vars(step) for step in alone.steps[0]] == [vars(step) for step in result.steps[row]]
 
 
-@pytest.mark.parametrize("name", RECURRENT.values())
+@pytest.mark.parametrize("name", first(RECURRENT.values(), ["qwen3_5"]))
 def test_captured_steps_are_the_eager_ones_while_rows_end(name):
     options = {"do_sample": True, "temperature": [0.0, 0.8, 1.3], "top_p": [1.0, 0.9, 0.8]}
     options |= {"seed": [1, 2, 3], "eos_token_id": list(range(0, VOCAB, 11))}

@@ -6,6 +6,7 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from assistants import target_of
+from diagonal import diagonal
 from drafter_table import MODEL, own_target
 from drafting import perturbed, ragged_prompts
 from target_readers import QueryDrafter
@@ -118,9 +119,13 @@ def test_layers_of_a_sliding_window_see_the_last_of_it():
     assert int(model(BATCH[3:, -1:], **options).logits[0, -1].argmax()) == found
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("name", ["gemma3", "qwen3", "opt", "starcoder2"])
-@pytest.mark.parametrize("kind", HIDDEN)
+@pytest.mark.parametrize(
+    ("kind", "name", "graphs"),
+    [
+        *diagonal(HIDDEN, ["gemma3", "qwen3", "opt"], [False, True]),
+        *diagonal(HIDDEN, ["starcoder2"], [True, False]),
+    ],
+)
 def test_greedy_text_is_that_of_hf_whatever_is_hidden(kind, name, graphs):
     model = build(name)
     target = Target(model)
@@ -152,9 +157,13 @@ def test_certificates_pass(kind):
     assert report.passed, str(report)
 
 
-@pytest.mark.parametrize("visible", [None, Sinks(3) + Recent(90), TopSlots(80)], ids=str)
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize(
+    ("name", "graphs", "visible"),
+    [
+        *diagonal(["llama"], [False, True], [None, Sinks(3) + Recent(90), TopSlots(80)]),
+        *diagonal(["gemma3"], [True, False], [None, Sinks(3) + Recent(90), TopSlots(80)]),
+    ],
+)
 def test_from_which_nothing_is_hidden_accepts_all(name, graphs, visible):
     """The perfect control, at every length of a draft. A row of one token has no queries yet."""
     target = Target(build(name))

@@ -176,7 +176,7 @@ class Peeks(SpeculativeGenerator):
 
 def test_a_length_that_looks_at_a_draw_to_come_is_found_by_the_certificate():
     own = ModelDrafter(tiny(DRAFT), num_draft_tokens=1)
-    fewer = FEW | {"batch_size": 1, "num_samples": 300, "audit_tokens": 6}
+    fewer = FEW | {"batch_size": 1, "num_samples": 150, "audit_tokens": 6}
     report = certify(Peeks(tiny(TARGET), own), [PROMPT], **fewer)
     assert not report.passed
     assert report.greedy.passed

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 from architectures import ARCHITECTURES, VOCAB, build
+from diagonal import first
 from drafting import perturbed, ragged_prompts, to_right_padding
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -85,6 +86,10 @@ CAPTURED = "llama", "gpt2", "opt", "mpt", "gptj"
 """Also in steps over all of the storage: positions that are turned, added, and biases."""
 
 
+AT_THE_END = [*CAPTURED, "gemma3", "phi3", "deepseek_v3", "llama4", "falcon_rotary"]
+
+
+@pytest.mark.parametrize("case", first(ARCHITECTURES, AT_THE_END), indirect=True)
 def test_a_text_may_fill_all_positions_of_the_model(case):
     """The last windows reach beyond them. (MPT takes no positions, so it has no trees.)"""
     ids, mask = ragged_prompts(VOCAB, *LENGTHS, position_limit(case.model.config) - NUM_NEW)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from architectures import VOCAB, build
-from drafter_table import make
+from drafter_table import MODEL, make
 from drafting import ragged_prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,14 +28,14 @@ def text_at(model, ids, offset):
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("name", ["lookup", "model", "eagle3", "model, tree"])
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(offsets=st.lists(st.integers(0, 9), min_size=4, max_size=4))
 def test_text_is_that_of_hf_at_the_rows_own_positions(name, graphs, offsets):
-    generator = SpeculativeGenerator(build("llama"), make(name), graphs=graphs)
+    generator = SpeculativeGenerator(MODEL, make(name), graphs=graphs)
     options = {"max_new_tokens": NUM_NEW, "eos_token_id": []}
     result = generator.generate(BATCH, MASK, row_inputs={"position_offset": offsets}, **options)
     for row, (length, offset) in enumerate(zip(LENGTHS, offsets, strict=True)):
-        expected = text_at(build("llama"), BATCH[row : row + 1, -length:], offset)
+        expected = text_at(MODEL, BATCH[row : row + 1, -length:], offset)
         assert result.sequences[row, -length - NUM_NEW :].tolist() == expected
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from architectures import VOCAB, build
+from diagonal import first
 from drafter_table import MODEL, ONE_OF_EACH, make
 from drafting import ragged_prompts
 from hypothesis import given
@@ -93,8 +94,10 @@ def test_kept_rows_are_the_live_ones_in_the_storage_of_all_and_few_move(is_live,
         assert kept.data_ptr() == table.data_ptr()
 
 
-CASES = [(name, 6, "block") for name in ("none", "lookup", "suffix", "dflash", "mtp, looped")]
-CASES += [("suffix, prompts", 6, "block"), ("eagle3", 6, "coupling"), ("model", 20, "block")]
+CASES = [(name, 6, "block") for name in ("none", "dflash", "mtp, looped")]
+CASES += [pytest.param(n, 6, "block", marks=pytest.mark.slow) for n in ("lookup", "suffix")]
+CASES += [("suffix, prompts", 6, "block"), ("eagle3", 6, "coupling"), ("model", 6, "block")]
+CASES += [pytest.param("model", 20, "block", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(("name", "count", "sampler"), CASES)
@@ -174,7 +177,12 @@ def test_no_row_leaves_beside_processors_while_a_step_is_under_way_or_by_hand(na
     assert generation.rows == ROWS
 
 
-@pytest.mark.parametrize("name", ["none", *ONE_OF_EACH])
+@pytest.mark.parametrize(
+    "name",
+    first(
+        ["none", *ONE_OF_EACH], ["none", "model", "suffix", "eagle3", "dflash", "own", "self, top"]
+    ),
+)
 def test_rows_leave_in_their_storage_which_is_whole_again_in_the_next_call(name):
     generator = SpeculativeGenerator(MODEL, drafter_of(name))
     options = settings_of(ROWS, eos_token_id=list(range(1, VOCAB, 9)))

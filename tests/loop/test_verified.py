@@ -218,7 +218,7 @@ def test_a_drafter_that_peeks_at_the_draws_of_the_next_step_fails(shape):
 @pytest.mark.parametrize("graphs", [False, True])
 def test_certificates_pass_what_learns_and_find_what_peeks(graphs):
     target, prompts = tiny(TARGET), [[1, 4, 2], [3]]
-    options = {"num_samples": 400, "num_tokens": 12, "audit_tokens": 8}
+    options = {"num_samples": 400, "max_new_tokens": 12, "audit_tokens": 8}
     for kind, passes in ((Adaptive, True), (Peeking, False)):
         generator = SpeculativeGenerator(target, of_tiny(kind, "chain"), graphs=graphs)
         assert certify(generator, prompts, **options).passed is passes

@@ -13,12 +13,13 @@ import pytest
 import torch
 import transformers
 from architectures import VOCAB, build
+from diagonal import diagonal
 from torch.nn.utils import parametrize
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 
-from specdec import SpeculativeGenerator, hf
+from specdec import SpeculativeGenerator, Target, hf
 
 WINDOWS = [5, 12, 30, 70, 255]
 
@@ -34,32 +35,34 @@ def gpt_neo(window: int, num_positions: int = 512):
     return transformers.GPTNeoForCausalLM(config).eval()
 
 
-def hf_text(model, ids, count: int = 24) -> list[int]:
+def hf_text(model, ids, count: int = 12) -> list[int]:
     """HF's greedy text of one row."""
     options = {"max_new_tokens": count, "do_sample": False, "eos_token_id": None}
     mask = torch.ones_like(ids)
     return model.generate(ids, attention_mask=mask, pad_token_id=0, **options)[0].tolist()
 
 
-def is_equal_or_refused(model, generator=None, *, length: int = 9, count: int = 24) -> str:
+def is_equal_or_refused(model, generator=None, *, length: int = 9, count: int = 12) -> str:
     """'equal' or the words of a refusal; fails for any other text than HF's."""
     ids = (torch.arange(length) * 5 % (VOCAB - 1) + 1)[None]
     expected = hf_text(model, ids, count)
     short = ids[:, 2:]
-    drafters = [None, "lookup", "self:64"] if generator is None else [generator]
-    for drafter in drafters:
-        try:
-            made = drafter if generator else SpeculativeGenerator(model, drafter)
-            options = {"max_new_tokens": count, "eos_token_id": None, "pad_token_id": 0}
+    of_short = hf_text(model, short, count)
+    options = {"max_new_tokens": count, "eos_token_id": None, "pad_token_id": 0}
+    try:
+        target = None if generator else Target(model)
+        drafters = [None, "lookup", "self:64"] if generator is None else [generator]
+        for drafter in drafters:
+            made = drafter if generator else SpeculativeGenerator(target, drafter)
             assert made.generate(ids, **options).sequences[0].tolist() == expected
             ragged = torch.cat([torch.nn.functional.pad(short, (2, 0)), ids])
             mask = torch.ones_like(ragged)
             mask[0, :2] = 0
             rows = made.generate(ragged, mask, **options).new_tokens.tolist()
             assert rows[1] == expected[length:]
-            assert rows[0] == hf_text(model, short, count)[length - 2 :]
-        except ValueError as error:
-            return str(error)
+            assert rows[0] == of_short[length - 2 :]
+    except ValueError as error:
+        return str(error)
     return "equal"
 
 
@@ -131,8 +134,8 @@ WHERE = ["model.layers.1", "model.layers.0.mlp", "model.layers.2.self_attn.o_pro
 WHERE += ["model.embed_tokens", "model.layers.2"]
 
 
-CASES = [(hook, where, "before") for hook in PLACES for where in WHERE]
-CASES += [(hook, "model.layers.1", kind) for hook in PLACES for kind in ("after", "input")]
+CASES = diagonal(PLACES, WHERE, ["before"])
+CASES += diagonal(PLACES, ["model.layers.1"], ["after", "input"])
 
 
 @pytest.mark.parametrize(("hook", "where", "kind"), CASES)
@@ -150,8 +153,13 @@ def test_a_hook_that_looks_at_the_place_in_a_call_is_refused(hook, where, kind):
     assert "Interventions" in found
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "deepseek_v3", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *diagonal(["llama", "qwen3_moe"], [torch.bfloat16, torch.float16]),
+        *diagonal(["qwen3_next", "deepseek_v3"], [torch.bfloat16, torch.float16], is_quick=False),
+    ],
+)
 def test_such_a_hook_is_seen_in_half_precision_and_beside_experts(name, dtype):
     model = build(name, dtype=dtype)
     SpeculativeGenerator(model, None)
@@ -163,9 +171,10 @@ def test_such_a_hook_is_seen_in_half_precision_and_beside_experts(name, dtype):
         SpeculativeGenerator(model, None)
 
 
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("hook", SOUND, ids=lambda hook: hook.__name__)
-@pytest.mark.parametrize("kind", ["before", "after"])
+@pytest.mark.parametrize(
+    ("where", "hook", "kind"),
+    [*diagonal(WHERE[:3], SOUND, ["before"]), *diagonal(WHERE[3:], SOUND, ["after"])],
+)
 def test_a_hook_that_acts_alike_on_every_position_is_run(hook, where, kind):
     model = build("llama")
     generator = SpeculativeGenerator(model, "lookup") if kind == "after" else None
@@ -242,9 +251,9 @@ def register(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "when", ["before", "after", "in the place of eager", "in the place of sdpa"]
+    ("when", "function"),
+    diagonal(["before", "after", "in the place of eager", "in the place of sdpa"], FUNCTIONS),
 )
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_an_attention_function_of_the_users_own_is_run_as_it_is(
     function, when, register, monkeypatch
 ):
@@ -384,9 +393,12 @@ def at_a_late_position(module, args, kwargs, out):
     return out + VECTOR if kwargs["position_ids"].max() >= 30 else out
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "lfm2"])
 @pytest.mark.parametrize(
-    "hook", [at_many_tokens, at_index_19, alone, in_batches_of_four, at_a_late_position]
+    ("hook", "name"),
+    diagonal(
+        [at_many_tokens, at_index_19, alone, in_batches_of_four, at_a_late_position],
+        ["llama", "qwen3_moe", "lfm2"],
+    ),
 )
 def test_a_hook_that_acts_from_some_size_on_is_refused(name, hook):
     model = build(name)
@@ -494,9 +506,13 @@ class Steering:
         return out + self.strength * (self.hook(module, args, out) - out)
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("drafter", [None, "lookup"])
-@pytest.mark.parametrize("hook", [the_last_token, calls_of_one_token, alone, every_position])
+@pytest.mark.parametrize(
+    ("hook", "drafter", "graphs"),
+    [
+        *diagonal([the_last_token, every_position], [None, "lookup"], [False, True]),
+        *diagonal([alone, calls_of_one_token], [None, "lookup"], [True, False]),
+    ],
+)
 def test_a_hook_that_is_switched_on_later_is_seen(hook, drafter, graphs):
     model, steering = build("llama"), Steering(hook)
     model.model.layers[1].register_forward_hook(steering)
@@ -557,8 +573,7 @@ HELD = [by_an_object, by_a_dictionary_in_an_object, by_a_partial, by_a_default, 
 HELD += [under_an_id]
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("edit", HELD, ids=lambda edit: edit.__name__)
+@pytest.mark.parametrize(("edit", "graphs"), diagonal(HELD, [False, True]))
 def test_what_is_changed_inside_of_somebodys_code_is_followed(edit, graphs):
     model = build("llama")
     change = edit(model.model.layers[1].mlp)

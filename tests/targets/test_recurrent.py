@@ -14,6 +14,7 @@ import text_laws
 import torch
 import transformers
 from architectures import RECURRENT, VOCAB, build
+from diagonal import case, diagonal
 from drafting import NumberedRows, ragged_prompts
 from eagle_heads import head_for as eagle_head_for
 
@@ -35,10 +36,11 @@ from specdec.targets.edits import memory
 from specdec.targets.edits.memory import Memory, _MixerCall
 from specdec.types import Draft
 
-NUM_NEW = 25  # five steps of four draft tokens, all accepted
+NUM_NEW = 15  # three steps of four draft tokens, all accepted
 HAS_LFM3 = hasattr(transformers, "Lfm3ForCausalLM")
 SUPPORTED = [name for name in RECURRENT if name != "lfm3" or HAS_LFM3]
 LONG = {"kimi_linear", "zamba", "jamba", "olmo_hybrid", "qwen3_5_moe", "falcon_mamba"}
+LONG |= {"lfm2_moe", "zamba2", "granite_hybrid", "mamba2"}
 """Families that take HF itself long, and are compared in the slow tests."""
 MOST = [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in SUPPORTED]
 IDS, MASK = ragged_prompts(VOCAB, 9, 1, 6, 4)
@@ -170,8 +172,7 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "falcon_h1"])
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(("head", "name"), diagonal(HEADS, ["qwen3_next", "falcon_h1"]))
 def test_heads_draft_for_targets_that_remember(name, head):
     """Features of every kind are those of the committed text, whatever was rejected before."""
     texts, drafter = texts_of(name), HEADS[head](model_of(name))
@@ -303,8 +304,8 @@ def test_the_self_test_finds_faults_of_the_memory(name, fault, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *(pytest.param(*p.values, torch.bfloat16, marks=p.marks) for p in MOST),
-        *((name, torch.float16) for name in KINDS),
+        *diagonal(KINDS, [torch.bfloat16, torch.float16]),
+        *diagonal([n for n in SUPPORTED if n not in KINDS], [torch.bfloat16], is_quick=False),
     ],
 )
 def test_no_recurrent_model_is_refused_in_half_precision(name, dtype):
@@ -344,7 +345,13 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "fault", "dtype"), [(*case, next(HALF)) for case in PLANTED])
+OFTEN = [*zip(["mamba2", "qwen3_5", "bamba", "mamba2"], FAULTS, strict=True)]
+"""Of half precision, by default each fault once."""
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "dtype"), [case([*c, next(HALF)], c in OFTEN) for c in PLANTED]
+)
 def test_the_self_test_finds_faults_in_half_precision(name, fault, dtype, monkeypatch):
     """States of random models hardly count beside what goes past them, and decay within few tokens:
     here time steps are longer, decays slower, and nothing goes past.

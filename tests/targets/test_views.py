@@ -9,6 +9,7 @@ import torch
 from accelerate import dispatch_model
 from accelerate.utils.operations import convert_outputs_to_fp32
 from architectures import ARCHITECTURES, VOCAB, build
+from diagonal import case
 from drafting import ragged_prompts
 from fingerprint import fingerprint
 
@@ -181,6 +182,8 @@ REPLACEMENTS = [
     (replace_as_accelerate, BETWEEN, "eagle3"),
 ]
 """Each replacement with several moments and drafters."""
+QUICK = [(log_calls, BEFORE, "eagle3"), (replace_plainly, LATER, "model")]
+QUICK += [(replace_as_trl, BETWEEN, "model"), (replace_as_accelerate, LATER, "lookup")]
 DRAFTERS = {
     "none": lambda target: None,
     "lookup": lambda target: PromptLookupDrafter(3),
@@ -196,12 +199,12 @@ def accepted(result):
 
 @pytest.mark.parametrize(
     ("replace", "when", "drafter"),
-    [pytest.param(*c, marks=[pytest.mark.slow] * (c[0] is compile_forward)) for c in REPLACEMENTS],
+    [case([*each], each in QUICK) for each in REPLACEMENTS],
 )
 def test_a_forward_that_was_replaced_runs_around_the_view(replace, when, drafter):
     target = zoo.load_target()
     expected = SpeculativeGenerator(target, DRAFTERS[drafter](target))
-    expected = expected.generate(TEXT, max_new_tokens=20)
+    expected = expected.generate(TEXT, max_new_tokens=12)
     if when == BEFORE:
         replace(target)
     generator = SpeculativeGenerator(target, DRAFTERS[drafter](target))
@@ -209,8 +212,8 @@ def test_a_forward_that_was_replaced_runs_around_the_view(replace, when, drafter
         generator.generate(TEXT, max_new_tokens=3)
     if when != BEFORE:
         replace(target)
-    found = generator.generate(TEXT, max_new_tokens=20)
-    text = target.generate(TEXT, attention_mask=torch.ones_like(TEXT), max_new_tokens=20)
+    found = generator.generate(TEXT, max_new_tokens=12)
+    text = target.generate(TEXT, attention_mask=torch.ones_like(TEXT), max_new_tokens=12)
     assert torch.equal(found.sequences, text)
     if replace is not replace_as_accelerate:
         assert accepted(found) == accepted(expected)

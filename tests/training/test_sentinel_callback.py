@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from architectures import build
+from diagonal import first
 from text_laws import DRAFT, PROMPT, TARGET, tiny
 from transformers import Trainer, TrainingArguments
 
@@ -97,13 +98,13 @@ def run(tmp_path, generator, model, *, steps, accumulate=1, rate=0.02, **options
     return trainer, callback
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", first([1, 2], [2]))
 def test_a_policy_that_learns_from_its_own_texts_goes_on(tmp_path, accumulate):
     model = copy.deepcopy(tiny(TARGET))
-    options = {"accumulate": accumulate, "steps": 24 // accumulate, "texts": 48}
+    options = {"accumulate": accumulate, "steps": 16 // accumulate, "texts": 48}
     trainer, callback = run(tmp_path, drafted(model), model, **options)
     found = callback.sentinel.found
-    assert found.num_texts == 24 * 48, "each rollout is read once"
+    assert found.num_texts == 16 * 48, "each rollout is read once"
     assert found.passed
     assert trainer.rewards[-1] > trainer.rewards[0] + 0.1, "the policy has moved"
 
