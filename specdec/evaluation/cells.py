@@ -22,6 +22,14 @@ CHOICES = ("drafter", "draft", "sampler", *DRAWING)
 """Axes of what is chosen; the others say under which conditions, and cells of other conditions are
 not ranked against each other.
 """
+FIGURES = {
+    "acceptance_length": ".2f",
+    "acceptance_rate": ".3f",
+    "block_efficiency": ".2f",
+    "ms_per_token": ".2f",
+    "tokens_per_second": ".0f",
+}
+"""What can be shown of a cell, with its format."""
 _CONTENTS = "study.json"
 
 

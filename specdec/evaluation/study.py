@@ -16,6 +16,7 @@ from specdec.arguments import check_choice
 from specdec.evaluation import plots
 from specdec.evaluation.cells import (
     CHOICES,
+    FIGURES,
     Cell,
     StudyFolder,
     axes_of,
@@ -27,7 +28,6 @@ from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.intervals import Estimate, counted, holm
 from specdec.evaluation.paired import difference, p_values, quotient, totals_of
 from specdec.evaluation.study_table import (
-    FIGURES,
     provenance_of,
     rank,
     speed_table,
@@ -244,7 +244,10 @@ class Study(Tabular):
             if one is not None and one is not other:
                 seen.setdefault((id(one), id(other)), (self.cells[i], one, other))
         if not seen:
-            raise ValueError(f"no cell has a partner with {dict(first)} that is alike otherwise")
+            raise ValueError(
+                f"no cell has a partner with {dict(first)} that is alike otherwise and another "
+                "run; name values in which two cells alone differ"
+            )
         tables = [totals_of([one, other], of) for _, one, other in seen.values()]
         differences = [difference(one, other, of) for _, one, other in seen.values()]
         chances = [

@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from specdec.evaluation.cells import CHOICES, Cell, axes_of, called, joined, lines_of, name_of
+from specdec.evaluation.cells import (
+    CHOICES,
+    FIGURES,
+    Cell,
+    axes_of,
+    called,
+    joined,
+    lines_of,
+    name_of,
+)
 from specdec.evaluation.evaluation import SPEED_UNIT, Evaluation
 from specdec.evaluation.intervals import MIN_CLUSTERS, Estimate, counted, holm
 from specdec.evaluation.paired import p_values, quotient, value_of
 from specdec.evaluation.swaps import PairedTest, PairedTests
 from specdec.show.table import Table
-
-FIGURES = {
-    "acceptance_length": ".2f",
-    "acceptance_rate": ".3f",
-    "block_efficiency": ".2f",
-    "ms_per_token": ".2f",
-    "tokens_per_second": ".0f",
-}
-"""What can be shown of a cell, with its format."""
 
 
 def study_table(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specdec.evaluation.cells import Cell, axes_of, called
+from specdec.evaluation.cells import FIGURES, Cell, axes_of, called
 from specdec.evaluation.intervals import Estimate, ratio
 from specdec.show.table import Table, Tabular
 
@@ -63,7 +63,7 @@ class PairedTests(Tabular):
         rows = [
             [
                 *(called(name, test.cell.get(name)) for name in axes),
-                f"{test.difference:+.2f}",
+                f"{test.difference:+{FIGURES[self.of]}}",
                 f"{test.p_value:.2g}",
                 f"{test.adjusted:.2g}",
             ]
