@@ -72,11 +72,25 @@ class Storage:
 
     def prefill(self, request: Request, chunk_size: int) -> None:
         """Reads the prompts of the call that was loaded, in chunks of at most so many tokens."""
+        if request.prompt_inputs is not None:
+            self._prefill_inputs(request, chunk_size)
+            return
         length, fixed = max(request.lengths) - 1, ()
         sizes = chunks(length, chunk_size)
         if self.replay is not None:
             sizes, fixed = self.replay.chunks(length, chunk_size), self.replay.captured_chunks
         prefill(self.state, sizes, self._run_chunk, fixed=fixed)
+
+    def _prefill_inputs(self, request: Request, chunk_size: int) -> None:
+        """The same of prompts that are more than ids; their chunks are read eagerly."""
+        inputs = request.prompt_inputs.filled_to(self.state.signature.batch_size)
+        chunks = inputs.chunks(chunk_size)
+        rest = iter(chunks)
+        prefill(
+            self.state,
+            [chunk.size for chunk in chunks],
+            lambda size: prefill_chunk(self.parts, self.state, size, prompt=next(rest)),
+        )
 
     def warm_up(self, lengths: Iterable[int], num_read: int, chunk_size: int) -> None:
         """Runs steps of these draft lengths, and prompt chunks of all sizes that up to `num_read`
@@ -288,7 +302,7 @@ def signature_of(parts: Parts, request: Request, captures: bool) -> Signature:
         logits_filter=LogitsFilter(rows, **request.logits_filter).signature,
         wants_probs=request.draft_probs and parts.sampler.uses_draft_probs,
         is_captured=captures,
-        row_inputs=tuple((n, x.shape[1:], x.dtype) for n, x in request.row_inputs.items()),
+        row_inputs=tuple((n, x.shape[1:], x.dtype) for n, x in request.step_inputs.items()),
         wants_logprobs=request.output_logprobs,
     )
 

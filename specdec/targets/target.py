@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from specdec.arguments import check_choice, check_integer
 from specdec.graphs.tree import weight_addresses
@@ -23,6 +23,9 @@ from specdec.targets.edits.adapters import adapter_indices
 from specdec.targets.edits.edit import Edit, check_edits, name_of
 from specdec.targets.edits.layers import only_layers
 from specdec.targets.features import FeatureLayer, Queries, check_layers
+from specdec.targets.prompt_inputs import PromptChunk, PromptInputs
+from specdec.targets.prompt_trial import compare_prompts
+from specdec.targets.reading import Recording, inputs_of, refuse_prompts
 from specdec.targets.route import Route
 from specdec.targets.self_test import try_edits
 from specdec.targets.views import Views, forward, open_views, open_window
@@ -105,6 +108,7 @@ class SlotModel:
         self.num_handles, self.hooks = RemovableHandle.next_id, hooks_of(model)
         self._dtype = model.dtype
         self.route: Route = route
+        self._tried_prompts: set[frozenset[str]] = set()  # kinds of prompts that are not text alone
         if vars(self).pop("_views", None):
             _ = self._views
 
@@ -407,6 +411,7 @@ class Target(SlotModel):
         lengths: Tensor,
         *,
         offset: int | Tensor,
+        prompt: PromptChunk | None = None,
     ) -> Tensor | None:
         """Reads one chunk of the prompts; rows shorter than the chunk write nothing.
 
@@ -419,6 +424,8 @@ class Target(SlotModel):
             lengths: `[B]` how many tokens of each prompt to read in all; positions at or beyond it
                 are skipped.
             offset: position of the chunk's first token; a tensor `[]` where it is on the device.
+            prompt: what is read in place of these ids, of `read_prompts`; its rows have lengths of
+                their own, and the cache's row inputs those of it.
 
         Returns:
             Features `[B, C, F]`, or `None`.
@@ -426,10 +433,59 @@ class Target(SlotModel):
         cache.check_rows(tokens)
         if not isinstance(offset, Tensor):
             check_integer("offset", offset, 0)
+        if prompt is not None:
+            lengths = torch.tensor(prompt.lengths, device=tokens.device)
         positions = offset + torch.arange(tokens.shape[1], device=tokens.device)
         slots = torch.where(positions < lengths[:, None], positions, cache.padding_slot)
         tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
-        return self.forward(tokens, cache, slots, logits_to_keep=None, is_chunk=True)[1]
+        options = {"logits_to_keep": None, "is_chunk": True, "prompt": prompt}
+        return self.forward(tokens, cache, slots, **options)[1]
+
+    @torch.inference_mode()
+    def read_prompts(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor,
+        given: Mapping[str, Any],
+        config: GenerationConfig | None = None,
+    ) -> PromptInputs:
+        """Prompts with pictures, sound or embeddings, as the model's own `generate` prepares them
+        and its own outer forward hands them to its text decoder. Towers run once, by the model's
+        modules. The first prompts of a kind are tried: HF goes on with them for a few tokens, and
+        windows over slots must have the same logits.
+
+        Args:
+            input_ids: `[B, L]`, padded on the left; `None` for embeddings alone.
+            attention_mask: `[B, L]`, 1 for tokens.
+            given: what `generate` takes beside them, by name.
+            config: where HF has prepared them for a decoding method, what it hands to one; `given`
+                is then the rest of that.
+
+        Raises:
+            ValueError: a model that reads nothing but text, or such prompts otherwise than slots
+                can hold; with the reason.
+        """
+        refuse_prompts(self.model)
+        kind = frozenset(name for name, value in given.items() if value is not None)
+        is_new = kind not in self._tried_prompts
+        recording = Recording(self.model, goes_on=is_new)
+        if config is None:
+            recording.generate(input_ids, attention_mask, given)
+        else:
+            recording.prepared(input_ids, config, given)
+        prompts = inputs_of(recording, self.route, input_ids, attention_mask != 0)
+        if self.is_recurrent and not prompts.is_causal:
+            raise ValueError(
+                f"{type(self.model).__name__} has recurrent layers and a prompt that sees itself "
+                "both ways, which cannot be read in windows; use HF generate for such prompts"
+            )
+        if is_new:
+            plain = copy.copy(self)
+            plain.edits, plain.feature_layers = (), ()
+            vars(plain).pop("_views", None)
+            compare_prompts(plain, prompts, recording)
+            self._tried_prompts.add(kind)
+        return prompts
 
     def verify(
         self,

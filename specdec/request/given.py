@@ -1,0 +1,136 @@
+"""`Given`: what a call brings of its prompts beside token ids and mask: pictures, sound, embeddings,
+by the names under which the target's own `generate` takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from specdec.arguments import check_tensor, shown
+from specdec.hf import CACHES, prompt_inputs, special_tokens
+from specdec.targets import Target
+from specdec.targets.prompt_inputs import PromptInputs
+
+EMBEDS = "inputs_embeds"
+_KNOWN_TO_HOOK = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", *CACHES}
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Of one call.
+
+    Args:
+        values: by name.
+        config: what HF hands to a decoding method, where it has prepared the prompts for one, and
+            `values` is all that it hands over; `None` natively.
+    """
+
+    values: Mapping[str, Any]
+    config: GenerationConfig | None = None
+
+    def ids(self, target: Target, input_ids: Tensor | None) -> Tensor:
+        """`[B, T]` ids of the target's vocabulary: those that stand for pictures may lie beyond it,
+        and embeddings have none.
+
+        Raises:
+            TypeError, ValueError: embeddings that are not `[B, T, H]`, or ids of another size.
+        """
+        embeds = self.values.get(EMBEDS)
+        if embeds is not None:
+            hidden = target.config.hidden_size
+            check_tensor(EMBEDS, embeds, (None, None, hidden), (target.dtype,))
+            if not embeds.numel():
+                raise ValueError(f"{EMBEDS} is empty, {list(embeds.shape)}; pass at least one token")
+            if self.is_embedded(input_ids):
+                return torch.zeros(embeds.shape[:2], dtype=torch.long, device=target.device)
+            if input_ids.shape != embeds.shape[:2]:
+                raise ValueError(
+                    f"{EMBEDS} {list(embeds.shape)} and input_ids {list(input_ids.shape)} are of "
+                    "other prompts; leave input_ids out"
+                )
+        if input_ids.is_floating_point():
+            return input_ids  # refused later, by name
+        beyond = torch.tensor(
+            [i for i in special_tokens(target.model) if i >= target.vocab_size],
+            dtype=input_ids.dtype,
+            device=input_ids.device,
+        )
+        return input_ids.masked_fill(torch.isin(input_ids, beyond), 0)
+
+    def is_embedded(self, input_ids: Tensor | None) -> bool:
+        """The prompts are embeddings without ids."""
+        return EMBEDS in self.values and (input_ids is None or input_ids.shape[1:2] == (0,))
+
+    def read(
+        self, target: Target, input_ids: Tensor | None, attention_mask: Tensor | None, width: int
+    ) -> PromptInputs:
+        """The prompts as the text decoder reads them; see `Target.read_prompts`.
+
+        Args:
+            target: of the generator.
+            input_ids: `[B, T]` as they were passed.
+            attention_mask: `[B, T]`.
+            width: T.
+
+        Raises:
+            ValueError: padding on the right, or see `Target.read_prompts`.
+        """
+        is_embedded = self.is_embedded(input_ids)
+        if attention_mask is None:
+            rows = len(self.values[EMBEDS]) if is_embedded else len(input_ids)
+            attention_mask = torch.ones(rows, width, dtype=torch.long, device=target.device)
+        attention_mask = attention_mask.to(target.device)
+        if not bool((attention_mask[:, -1] != 0).all()):
+            raise ValueError(
+                "prompts with pictures, sound or embeddings are padded on the right, where HF "
+                "generate goes on after the padding; set processor.tokenizer.padding_side='left'"
+            )
+        if self.config is None:
+            ids = None if is_embedded else input_ids.to(target.device).long()
+            given = {name: _on(value, target.device) for name, value in self.values.items()}
+            return target.read_prompts(ids, attention_mask, given)
+        return target.read_prompts(input_ids, attention_mask, self.values, self.config)
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+def native(target: Target, options: dict[str, Any]) -> Given | None:
+    """Takes what is of the prompts out of a call's options; `None` if nothing is."""
+    names = prompt_inputs(target.model) & options.keys()
+    values = {name: options.pop(name) for name in names}
+    values = {name: value for name, value in values.items() if value is not None}
+    return Given(values) if values else None
+
+
+def through_hook(
+    target: Target, config: GenerationConfig, model_kwargs: Mapping[str, Any]
+) -> Given | None:
+    """The same of what HF hands to a decoding method.
+
+    Raises:
+        ValueError: something that the target's `generate` does not take.
+    """
+    own = {name: v for name, v in model_kwargs.items() if name not in _KNOWN_TO_HOOK}
+    own = {name: v for name, v in own.items() if v is not None and not _is_empty(v)}
+    known = prompt_inputs(target.model)
+    unknown = sorted(own.keys() - known)
+    if unknown:
+        raise ValueError(
+            f"specdec does not know these inputs of {type(target.model).__name__}: "
+            f"{', '.join(unknown)}; it reads {shown(sorted(known))} beside input_ids"
+        )
+    positions = model_kwargs.get("position_ids")
+    has_axes = positions is not None and positions.dim() == 3 and len(positions) > 1
+    return Given(dict(model_kwargs), config) if own or has_axes else None
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, Mapping) and not value

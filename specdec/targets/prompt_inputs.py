@@ -1,0 +1,238 @@
+"""`PromptInputs`: prompts that are more than token ids, as they reach the text decoder of a model.
+
+A model's own `generate` makes embeddings, positions and masks of pictures, sound or given
+embeddings before its text decoder runs (`reading.py` asks it to). Here these become rows that begin
+at slot 0, and chunks of them.
+
+Legend: B rows, T columns of the longest prompt, C tokens of a chunk, W slots attended over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+WHOLE = ""
+"""The kind of layer of a mask that is handed to all layers."""
+LAST = "last_embedding"
+"""Name of the row input that holds the embedding of a prompt's last token, where it is not that of
+its id."""
+
+
+@dataclass(frozen=True, eq=False)
+class PromptInputs:
+    """What the text decoder reads of a batch of prompts. Rows begin in column 0, as slots do; what
+    follows a row's last token is garbage.
+
+    Args:
+        lengths: tokens of each row.
+        arguments: `[B, T, ...]` by the names of the decoder's arguments, the embeddings
+            `inputs_embeds` among them.
+        position_ids: `[B, T]`, or `[A, B, T]` of several axes; `None` where the decoder counts
+            slots.
+        marked: name of the argument that marks tokens to which others of its arguments belong, and
+            these: of each layer `[n, H]`, of the n marked tokens of all rows one after the other.
+        visible: bool `[B, T, T]` by kind of layer, whether a token sees another. `WHOLE` stands for
+            all kinds, and `None` for those whose layers see what they see in text.
+        is_given: `[B, T]` bool: the embedding is not that of the token's id.
+        position_offset: `[B]` int64: positions of what follows the prompt, less the slots.
+        last_ids: `[B]` ids of the rows' last tokens, 0 where nobody knows.
+        last: `[B, H]` embeddings of the rows' last tokens, where one of them is not that of its id.
+    """
+
+    lengths: Sequence[int]
+    arguments: Mapping[str, Tensor]
+    position_ids: Tensor | None
+    marked: Mapping[str, tuple[str, Sequence[Tensor]]] = field(default_factory=dict)
+    visible: Mapping[str, Tensor | None] = field(default_factory=dict)
+    is_given: Tensor | None = None
+    position_offset: Tensor | None = None
+    last_ids: Tensor | None = None
+    last: Tensor | None = None
+
+    @property
+    def is_causal(self) -> bool:
+        """No token sees a later one, but as in text."""
+        return not self._seen
+
+    @property
+    def _seen(self) -> dict[str, Tensor]:
+        return {kind: seen for kind, seen in self.visible.items() if seen is not None}
+
+    @property
+    def num_read(self) -> int:
+        """Columns that are read before the first step: all but the last token, which the first step
+        reads; where earlier tokens see that one, too, it is read twice.
+        """
+        return max(self.lengths) - self.is_causal
+
+    @property
+    def row_inputs(self) -> dict[str, Tensor]:
+        """What every step reads of each row, see `SlotCache.row_inputs`."""
+        own = {"position_offset": self.position_offset, LAST: self.last}
+        return {name: value for name, value in own.items() if value is not None}
+
+    @cached_property
+    def _borders(self) -> Tensor:
+        """`[T]` bool of the host: a chunk may end behind a column, since none before it sees
+        further.
+        """
+        width = max(self.lengths)
+        columns = torch.arange(width, device="cpu")
+        furthest = columns.clone()
+        for seen in self._seen.values():
+            device = seen.device
+            order, ends = torch.arange(width, device=device), self._lengths_on(device)
+            is_real = order < ends[:, None]
+            both = seen & is_real[:, :, None] & is_real[:, None]
+            reach = torch.where(both, order, -1).amax(dim=(0, 2))  # [T]
+            furthest = furthest.maximum(reach.cpu())
+        return furthest.cummax(0).values <= columns
+
+    def chunk_sizes(self, chunk_size: int) -> list[int]:
+        """Sizes of the chunks that the prompts are read in: at most so many tokens where no token
+        sees a later one; where one does, chunks end where none does, and may be longer.
+        """
+        sizes, start, end = [], 0, self.num_read
+        while start < end:
+            stop = min(start + chunk_size, end)
+            if stop < end and not self.is_causal:
+                legal = self._borders.nonzero()[:, 0] + 1  # ends
+                before = legal[(legal > start) & (legal <= stop)]
+                after = legal[legal > stop]
+                stop = int(before[-1]) if len(before) else int(after[0]) if len(after) else end
+            sizes.append(min(stop, end) - start)
+            start += sizes[-1]
+        return sizes
+
+    def chunks(self, chunk_size: int) -> list[PromptChunk]:
+        """All of them."""
+        sizes = self.chunk_sizes(chunk_size)
+        starts = torch.tensor([0, *sizes], device="cpu").cumsum(0).tolist()
+        return [PromptChunk(self, start, size) for start, size in zip(starts, sizes, strict=False)]
+
+    def repeated(self, copies: int) -> PromptInputs:
+        """Each row so many times."""
+        rows = torch.arange(len(self.lengths), device="cpu").repeat_interleave(copies)
+        return self.take(rows.tolist())
+
+    def filled_to(self, rows: int) -> PromptInputs:
+        """With inert rows after its own, up to so many."""
+        own = len(self.lengths)
+        filled = self.take([*range(own), *[own - 1] * (rows - own)])
+        return replace(filled, lengths=[*self.lengths, *[1] * (rows - own)])
+
+    def take(self, rows: Sequence[int]) -> PromptInputs:
+        """These rows, in this order."""
+
+        def of(table: Tensor, dim: int = 0) -> Tensor:
+            return table.index_select(dim, torch.tensor(rows, device=table.device))
+
+        marked = {}
+        for name, (mark, layers) in self.marked.items():
+            counts = self._real(self.arguments[mark]).sum(dim=1).tolist()
+            pieces = [layer.split(counts) for layer in layers]
+            marked[name] = mark, [torch.cat([layer[row] for row in rows]) for layer in pieces]
+        positions, width = self.position_ids, max(self.lengths[row] for row in rows)
+        arguments = {name: of(table)[:, :width] for name, table in self.arguments.items()}
+        given, offset, last = self.is_given, self.position_offset, self.last
+        ids = self.last_ids
+        return replace(
+            self,
+            lengths=[self.lengths[row] for row in rows],
+            arguments=arguments,
+            position_ids=None if positions is None else of(positions, -2)[..., :width],
+            marked=marked,
+            visible=dict.fromkeys(self.visible)
+            | {kind: of(seen)[:, :width, :width] for kind, seen in self._seen.items()},
+            is_given=None if given is None else of(given)[:, :width],
+            position_offset=None if offset is None else of(offset),
+            last_ids=None if ids is None else of(ids),
+            last=None if last is None else of(last),
+        )
+
+    def rounded(self, unit: float, generator: torch.Generator) -> PromptInputs:
+        """With embeddings that are rounded once more, by parts of `unit`: how far states move by
+        rounding.
+        """
+        embeds = self.arguments["inputs_embeds"]
+        noise = torch.randn(embeds.shape, generator=generator, dtype=torch.float64, device="cpu")
+        moved = (embeds * (1 + unit * noise.to(embeds.device))).to(embeds.dtype)
+        return replace(self, arguments={**self.arguments, "inputs_embeds": moved})
+
+    def _lengths_on(self, device: torch.device) -> Tensor:
+        return torch.tensor(self.lengths, device=device)
+
+    def _real(self, table: Tensor) -> Tensor:
+        """A mark `[B, T]` without what follows the rows' last tokens."""
+        order = torch.arange(table.shape[1], device=table.device)
+        return table.bool() & (order < self._lengths_on(table.device)[:, None])
+
+
+@dataclass(frozen=True, eq=False)
+class PromptChunk:
+    """Some columns of `PromptInputs`.
+
+    Args:
+        inputs: all of them.
+        start: its first column.
+        size: C.
+    """
+
+    inputs: PromptInputs
+    start: int
+    size: int
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each row that are read before the first step."""
+        return [length - self.inputs.is_causal for length in self.inputs.lengths]
+
+    @property
+    def is_causal(self) -> bool:
+        """Its layers see what they see in text."""
+        return self.inputs.is_causal
+
+    def arguments(self, num_attended: int, dtype: torch.dtype) -> dict:
+        """The decoder's arguments in this chunk.
+
+        Args:
+            num_attended: W.
+            dtype: of additive masks.
+        """
+        whole, columns = self.inputs, slice(self.start, self.start + self.size)
+        found = {name: table[:, columns] for name, table in whole.arguments.items()}
+        for name, (mark, layers) in whole.marked.items():
+            marks = whole._real(whole.arguments[mark])
+            number = (marks.flatten().long().cumsum(0) - 1).view_as(marks)[:, columns]
+            found[mark] = marks[:, columns]
+            found[name] = [layer[number[found[mark]].to(layer.device)] for layer in layers]
+            if not len(found[name][0]):
+                found[name] = found[mark] = None
+        if whole.position_ids is not None:
+            found["position_ids"] = whole.position_ids[..., columns]
+        if not self.is_causal:
+            masks = dict.fromkeys(whole.visible)
+            masks |= {k: self._mask(seen, num_attended, dtype) for k, seen in whole._seen.items()}
+            found["attention_mask"] = masks.get(WHOLE, masks)
+        return found
+
+    def _mask(self, visible: Tensor, num_attended: int, dtype: torch.dtype) -> Tensor:
+        """Additive `[B, 1, C, W]`. What is no token of its row sees slot 0: a row without any key
+        would be NaN.
+        """
+        seen = visible[:, self.start : self.start + self.size]
+        ends = self.inputs._lengths_on(seen.device)
+        order = torch.arange(seen.shape[2], device=seen.device)
+        is_real = order < ends[:, None]
+        seen = seen & is_real[:, None]
+        seen = F.pad(seen, (0, max(0, num_attended - seen.shape[2])))[..., :num_attended].clone()
+        seen[..., 0] |= ~is_real[:, self.start : self.start + self.size]
+        hidden = torch.full(seen.shape, -torch.inf, dtype=dtype, device=seen.device)
+        return hidden.masked_fill_(seen, 0)[:, None]
+
