@@ -109,6 +109,18 @@ TEXT_ONLY = {
 """Of model types whose prompts must be text: why, as their modelling files show (5.24)."""
 
 
+PREFIX_LMS = {"paligemma"}
+"""Model types whose whole prompt sees itself both ways. By which mask it does depends on types of
+tokens, on padding and on the attention function, and without types HF masks text otherwise in a
+batch than alone.
+"""
+
+
+def is_prefix_lm(model: PreTrainedModel) -> bool:
+    """Whether what a token of a prompt sees depends on more than what stands before it."""
+    return model.config.model_type in PREFIX_LMS
+
+
 def why_not_read(model: PreTrainedModel) -> str | None:
     """Why prompts of a model of this type must be text; `None` if nothing is known against it."""
     return TEXT_ONLY.get(model.config.model_type)

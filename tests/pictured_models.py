@@ -203,14 +203,14 @@ def build(name: str, seed: int = 0) -> PreTrainedModel:
     prefix, fields = FAMILIES[name]
     config_class = getattr(transformers, f"{prefix}Config")
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config_class(**fields))
+    model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config_class(**fields, tie_word_embeddings=False))
     model = model.float().eval()
     model.generation_config = GenerationConfig(pad_token_id=0)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.15, generator=generator)
+                parameter.normal_(0.0, 0.25, generator=generator)
     return model
 
 

@@ -40,6 +40,7 @@ from specdec.request.sampling import Sampling
 from specdec.samplers.logits_filter import LogitsFilter
 from specdec.targets import Target
 from specdec.targets.prompt_inputs import PromptInputs
+from specdec.targets.reading import refuse_text
 
 Method = TypeVar("Method", bound=Callable)
 
@@ -317,6 +318,8 @@ def request_of(
             do; nothing has been computed then.
     """
     check_config(config)
+    if beside is None:
+        refuse_text(target.model)
     eos, max_length, others = ends_among(criteria)
     padding_id, copies = config.pad_token_id, config.num_return_sequences or 1
     ids = input_ids if beside is None else beside.ids(target, input_ids)

@@ -19,7 +19,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation import GenerationMixin, MaxLengthCriteria, StoppingCriteriaList
 
 from specdec.arguments import shown
-from specdec.hf import CACHES, NOT_READ, why_not_read
+from specdec.hf import CACHES, NOT_READ, is_prefix_lm, why_not_read
 from specdec.targets.attention import sees
 from specdec.targets.cache import Chunk
 from specdec.targets.features import decoder_layers
@@ -108,6 +108,27 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
+def read_causally(model: PreTrainedModel) -> PreTrainedModel:
+    """A view of a prefix LM that reads text as its steps do, each token seeing those before it; so
+    it is tried as a decoder of text.
+    """
+    view = private_view(model)
+    for module in view.modules():
+        if vars(module).get("is_causal") is False and hasattr(module, "layer_idx"):
+            module.is_causal = True
+    return view
+
+
+def refuse_text(model: PreTrainedModel) -> None:
+    """Raises `ValueError` for a prefix LM, whose prompts are not read token after token."""
+    if is_prefix_lm(model):
+        raise ValueError(
+            f"{type(model).__name__} sees its whole prompt both ways, by the types of tokens that "
+            "its processor makes; pass all that it returns, generate(**inputs), token_type_ids "
+            "among them"
+        )
+
+
 def refuse_prompts(model: PreTrainedModel) -> None:
     """Raises `ValueError` for models of which nothing but text can be read, with the reason."""
     name = type(model).__name__
@@ -181,6 +202,8 @@ def inputs_of(
     for mark, _ in marked.values():
         arguments[mark] = arguments[mark].bool() & is_real.to(arguments[mark].device)
     visible = _visible(name, masks, attention_mask, columns, is_real, route, view)
+    if not visible:
+        refuse_text(view)
     ends = (lengths - 1)[:, None]
     offset = torch.zeros_like(lengths)
     if positions is not None:

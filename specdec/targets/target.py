@@ -16,7 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from specdec.arguments import check_choice, check_integer
 from specdec.graphs.tree import weight_addresses
-from specdec.hf import device_of, position_limit
+from specdec.hf import device_of, is_prefix_lm, position_limit
 from specdec.targets.cache import Chunk, SlotCache, check_room
 from specdec.targets.discovery import find_route, length_to_try
 from specdec.targets.edits.adapters import adapter_indices
@@ -25,7 +25,7 @@ from specdec.targets.edits.layers import only_layers
 from specdec.targets.features import FeatureLayer, Queries, check_layers
 from specdec.targets.prompt_inputs import PromptChunk, PromptInputs
 from specdec.targets.prompt_trial import compare_prompts
-from specdec.targets.reading import Recording, inputs_of, refuse_prompts
+from specdec.targets.reading import Recording, inputs_of, read_causally, refuse_prompts
 from specdec.targets.route import Route
 from specdec.targets.self_test import try_edits
 from specdec.targets.views import Views, forward, open_views, open_window
@@ -98,9 +98,10 @@ class SlotModel:
                 f"{type(model).__name__} is on the meta device and has no weights; load it, or "
                 "offload it by accelerate, whose hooks bring the weights in"
             )
-        route = find_route(model, fuse=self._fuse, num_tokens=num_tokens)
+        tried = read_causally(model) if is_prefix_lm(model) else model
+        route = find_route(tried, fuse=self._fuse, num_tokens=num_tokens)
         if self.edits:
-            try_edits(model, route, self.edits)
+            try_edits(tried, route, self.edits)
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
         self.max_positions = position_limit(self.config)
