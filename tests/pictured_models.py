@@ -79,16 +79,28 @@ _ERNIE_TOWER = {
 FAMILIES: dict[str, tuple[str, dict]] = {
     "qwen2_vl": (
         "Qwen2VL",
-        {"text_config": _MROPE, "vision_config": {
-            "depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "mlp_ratio": 2,
-            "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
-        }, **_QWEN_IDS},
+        {
+            "text_config": _MROPE,
+            "vision_config": {
+                "depth": 2,
+                "embed_dim": 32,
+                "hidden_size": 32,
+                "num_heads": 4,
+                "mlp_ratio": 2,
+                "patch_size": 4,
+                "spatial_merge_size": 2,
+                "temporal_patch_size": 2,
+            },
+            **_QWEN_IDS,
+        },
     ),
     "qwen2_5_vl": (
         "Qwen2_5_VL",
-        {"text_config": _MROPE, "vision_config": _TOWER | {
-            "window_size": 16, "fullatt_block_indexes": [1]
-        }, **_QWEN_IDS},
+        {
+            "text_config": _MROPE,
+            "vision_config": _TOWER | {"window_size": 16, "fullatt_block_indexes": [1]},
+            **_QWEN_IDS,
+        },
     ),
     "qwen3_vl": (
         "Qwen3VL",
@@ -96,91 +108,166 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     ),
     "qwen3_vl_moe": (
         "Qwen3VLMoe",
-        {"text_config": _MROPE | _MOE | {"head_dim": 8}, "vision_config": _QWEN3_TOWER, **_QWEN_IDS},
+        {
+            "text_config": _MROPE | _MOE | {"head_dim": 8},
+            "vision_config": _QWEN3_TOWER,
+            **_QWEN_IDS,
+        },
     ),
     "qwen3_5": (
         "Qwen3_5",
-        {"text_config": TEXT | {
-            "head_dim": 16,
-            "rope_parameters": _SECTIONS | {
-                "mrope_section": [1, 1, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.5
+        {
+            "text_config": TEXT
+            | {
+                "head_dim": 16,
+                "rope_parameters": _SECTIONS
+                | {
+                    "mrope_section": [1, 1, 2],
+                    "mrope_interleaved": True,
+                    "partial_rotary_factor": 0.5,
+                },
+                "linear_key_head_dim": 8,
+                "linear_value_head_dim": 8,
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "layer_types": ["linear_attention", "full_attention"] * 2,
             },
-            "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-            "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-            "layer_types": ["linear_attention", "full_attention"] * 2,
-        }, "vision_config": _TOWER | {"num_position_embeddings": 64}, **_QWEN_IDS},
+            "vision_config": _TOWER | {"num_position_embeddings": 64},
+            **_QWEN_IDS,
+        },
     ),
     "glm4v": (
         "Glm4v",
-        {"text_config": _MROPE, "vision_config": _TOWER | {"image_size": 16},
-         "image_token_id": IMAGE, "video_token_id": VIDEO, "image_start_token_id": START,
-         "image_end_token_id": END, "video_start_token_id": 95, "video_end_token_id": 96},
+        {
+            "text_config": _MROPE,
+            "vision_config": _TOWER | {"image_size": 16},
+            "image_token_id": IMAGE,
+            "video_token_id": VIDEO,
+            "image_start_token_id": START,
+            "image_end_token_id": END,
+            "video_start_token_id": 95,
+            "video_end_token_id": 96,
+        },
     ),
     "ernie4_5_vl_moe": (
         "Ernie4_5_VLMoe",
-        {"text_config": _MROPE | {
-            "moe_intermediate_size": [24, 16], "moe_k": 2, "moe_num_experts": 4,
-            "moe_num_shared_experts": 1,
-            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
-        }, "vision_config": _ERNIE_TOWER, "image_token_id": IMAGE, "video_token_id": VIDEO,
-         "image_start_token_id": START, "image_end_token_id": END,
-         "video_start_token_id": 95, "video_end_token_id": 96},
+        {
+            "text_config": _MROPE
+            | {
+                "moe_intermediate_size": [24, 16],
+                "moe_k": 2,
+                "moe_num_experts": 4,
+                "moe_num_shared_experts": 1,
+                "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+            },
+            "vision_config": _ERNIE_TOWER,
+            "image_token_id": IMAGE,
+            "video_token_id": VIDEO,
+            "image_start_token_id": START,
+            "image_end_token_id": END,
+            "video_start_token_id": 95,
+            "video_end_token_id": 96,
+        },
     ),
     "llava": (
         "Llava",
-        {"text_config": _LLAMA, "image_token_index": IMAGE, "vision_feature_layer": -1,
-         "vision_config": _VIT | {"model_type": "clip_vision_model", "image_size": 8,
-                                  "projection_dim": 32}},
+        {
+            "text_config": _LLAMA,
+            "image_token_index": IMAGE,
+            "vision_feature_layer": -1,
+            "vision_config": _VIT
+            | {"model_type": "clip_vision_model", "image_size": 8, "projection_dim": 32},
+        },
     ),
     "internvl": (
         "InternVL",
-        {"text_config": TEXT | {"model_type": "qwen2"}, "image_token_id": IMAGE,
-         "image_seq_length": 4,
-         "vision_config": _VIT | {"image_size": [16, 16], "patch_size": [4, 4]}},
+        {
+            "text_config": TEXT | {"model_type": "qwen2"},
+            "image_token_id": IMAGE,
+            "image_seq_length": 4,
+            "vision_config": _VIT | {"image_size": [16, 16], "patch_size": [4, 4]},
+        },
     ),
     "mistral3": (
         "Mistral3",
-        {"text_config": TEXT | {"model_type": "mistral", "head_dim": 8},
-         "image_token_index": IMAGE, "spatial_merge_size": 2,
-         "vision_config": _VIT | {"model_type": "pixtral", "image_size": 32, "head_dim": 8}},
+        {
+            "text_config": TEXT | {"model_type": "mistral", "head_dim": 8},
+            "image_token_index": IMAGE,
+            "spatial_merge_size": 2,
+            "vision_config": _VIT | {"model_type": "pixtral", "image_size": 32, "head_dim": 8},
+        },
     ),
     "idefics3": (
         "Idefics3",
-        {"text_config": _LLAMA, "image_token_id": IMAGE, "scale_factor": 2,
-         "vision_config": _VIT | {"image_size": 16}},
+        {
+            "text_config": _LLAMA,
+            "image_token_id": IMAGE,
+            "scale_factor": 2,
+            "vision_config": _VIT | {"image_size": 16},
+        },
     ),
     "smolvlm": (
         "SmolVLM",
-        {"text_config": _LLAMA, "image_token_id": IMAGE, "scale_factor": 2,
-         "vision_config": _VIT | {"image_size": 16}},
+        {
+            "text_config": _LLAMA,
+            "image_token_id": IMAGE,
+            "scale_factor": 2,
+            "vision_config": _VIT | {"image_size": 16},
+        },
     ),
     "gemma3": (
         "Gemma3",
-        {"text_config": _GEMMA3, "mm_tokens_per_image": 4, "image_token_id": IMAGE,
-         "boi_token_index": START, "eoi_token_index": END,
-         "vision_config": _VIT | {"image_size": 16}},
+        {
+            "text_config": _GEMMA3,
+            "mm_tokens_per_image": 4,
+            "image_token_id": IMAGE,
+            "boi_token_index": START,
+            "eoi_token_index": END,
+            "vision_config": _VIT | {"image_size": 16},
+        },
     ),
     "gemma4": (
         "Gemma4",
-        {"text_config": _GEMMA4, "vision_config": _GEMMA4_TOWER, "audio_config": None,
-         **_GEMMA4_IDS},
+        {
+            "text_config": _GEMMA4,
+            "vision_config": _GEMMA4_TOWER,
+            "audio_config": None,
+            **_GEMMA4_IDS,
+        },
     ),
     "gemma4_vision": (
         "Gemma4",
-        {"text_config": _GEMMA4 | {"use_bidirectional_attention": "vision"},
-         "vision_config": _GEMMA4_TOWER, "audio_config": None, **_GEMMA4_IDS},
+        {
+            "text_config": _GEMMA4 | {"use_bidirectional_attention": "vision"},
+            "vision_config": _GEMMA4_TOWER,
+            "audio_config": None,
+            **_GEMMA4_IDS,
+        },
     ),
     "paligemma": (
         "PaliGemma",
-        {"text_config": TEXT | {"model_type": "gemma", "head_dim": 8}, "image_token_id": IMAGE,
-         "image_token_index": IMAGE, "projection_dim": 32,
-         "vision_config": _VIT | {"image_size": 8, "projection_dim": 32}},
+        {
+            "text_config": TEXT | {"model_type": "gemma", "head_dim": 8},
+            "image_token_id": IMAGE,
+            "image_token_index": IMAGE,
+            "projection_dim": 32,
+            "vision_config": _VIT | {"image_size": 8, "projection_dim": 32},
+        },
     ),
     "qwen2_audio": (
         "Qwen2Audio",
-        {"text_config": TEXT | {"model_type": "qwen2"}, "audio_token_index": IMAGE,
-         "audio_config": {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4,
-                          "encoder_ffn_dim": 48, "num_mel_bins": 8, "max_source_positions": 20}},
+        {
+            "text_config": TEXT | {"model_type": "qwen2"},
+            "audio_token_index": IMAGE,
+            "audio_config": {
+                "d_model": 32,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 4,
+                "encoder_ffn_dim": 48,
+                "num_mel_bins": 8,
+                "max_source_positions": 20,
+            },
+        },
     ),
 }
 """Prefix of the class's name, and fields of its configuration."""
@@ -203,7 +290,9 @@ def build(name: str, seed: int = 0) -> PreTrainedModel:
     prefix, fields = FAMILIES[name]
     config_class = getattr(transformers, f"{prefix}Config")
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config_class(**fields, tie_word_embeddings=False))
+    model = getattr(transformers, f"{prefix}ForConditionalGeneration")(
+        config_class(**fields, tie_word_embeddings=False)
+    )
     model = model.float().eval()
     model.generation_config = GenerationConfig(pad_token_id=0)
     generator = torch.Generator().manual_seed(seed)
@@ -241,7 +330,8 @@ def _picture(name: str, size: tuple[int, int], generator) -> tuple[int, dict]:
         wide = 3 * 4 * 4 * (1 if name == "ernie4_5_vl_moe" else 2)
         grid = torch.tensor([[1, height, width]])
         return height * width // 4, {
-            "pixel_values": noise(height * width, wide), "image_grid_thw": grid,
+            "pixel_values": noise(height * width, wide),
+            "image_grid_thw": grid,
         }
     if name in ("llava", "paligemma"):
         return 4, {"pixel_values": noise(1, 3, 8, 8)}

@@ -323,6 +323,8 @@ def request_of(
     eos, max_length, others = ends_among(criteria)
     padding_id, copies = config.pad_token_id, config.num_return_sequences or 1
     ids = input_ids if beside is None else beside.ids(target, input_ids)
+    if attention_mask is None and beside is not None and beside.is_embedded(input_ids):
+        attention_mask = torch.ones_like(ids)
     padded, tokens, lengths = read_batch(
         *(ids, attention_mask),
         **{"vocab_size": target.vocab_size, "device": target.device},
@@ -363,9 +365,10 @@ def request_of(
     request = replace(request, processors=_start_processors(request, history, alone))
     if beside is None:
         return request
-    prompts = beside.read(target, input_ids, attention_mask, padded.shape[1])
-    if alone is not None and copies > 1:
-        prompts = prompts.repeated(copies)
+    own = copies if alone is not None else 1
+    prompts = beside.read(target, input_ids, attention_mask, lengths[::own], padded.shape[1])
+    if own > 1:
+        prompts = prompts.repeated(own)
     _check_room(target, lengths, room, prompts.row_inputs)
     return replace(request, prompt_inputs=prompts)
 
@@ -489,8 +492,11 @@ def _unpack(
     read = {name: value for name, value in input_ids.items() if name in own}
     surplus = input_ids.keys() - {"input_ids", "attention_mask", "token_type_ids"} - own
     twice = read.keys() & options.keys()
-    if not input_ids.keys() & {"input_ids", "inputs_embeds"} or surplus or twice or (
-        attention_mask is not None
+    if (
+        not input_ids.keys() & {"input_ids", "inputs_embeds"}
+        or surplus
+        or twice
+        or (attention_mask is not None)
     ):
         raise TypeError(
             "expected input_ids as a tensor, or a tokenizer's output with input_ids and "

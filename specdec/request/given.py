@@ -4,7 +4,7 @@ by the names under which the target's own `generate` takes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,9 @@ class Given:
             hidden = target.config.hidden_size
             check_tensor(EMBEDS, embeds, (None, None, hidden), (target.dtype,))
             if not embeds.numel():
-                raise ValueError(f"{EMBEDS} is empty, {list(embeds.shape)}; pass at least one token")
+                raise ValueError(
+                    f"{EMBEDS} is empty, {list(embeds.shape)}; pass at least one token"
+                )
             if self.is_embedded(input_ids):
                 return torch.zeros(embeds.shape[:2], dtype=torch.long, device=target.device)
             if input_ids.shape != embeds.shape[:2]:
@@ -68,34 +70,38 @@ class Given:
         return EMBEDS in self.values and (input_ids is None or input_ids.shape[1:2] == (0,))
 
     def read(
-        self, target: Target, input_ids: Tensor | None, attention_mask: Tensor | None, width: int
+        self,
+        target: Target,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        lengths: Sequence[int],
+        width: int,
     ) -> PromptInputs:
         """The prompts as the text decoder reads them; see `Target.read_prompts`.
 
         Args:
             target: of the generator.
             input_ids: `[B, T]` as they were passed.
-            attention_mask: `[B, T]`.
+            attention_mask: `[B, T]`, `None` where padding is known by its id.
+            lengths: tokens of each row.
             width: T.
 
         Raises:
             ValueError: padding on the right, or see `Target.read_prompts`.
         """
-        is_embedded = self.is_embedded(input_ids)
-        if attention_mask is None:
-            rows = len(self.values[EMBEDS]) if is_embedded else len(input_ids)
-            attention_mask = torch.ones(rows, width, dtype=torch.long, device=target.device)
-        attention_mask = attention_mask.to(target.device)
-        if not bool((attention_mask[:, -1] != 0).all()):
+        if attention_mask is not None and bool((attention_mask[:, -1] == 0).any()):
             raise ValueError(
                 "prompts with pictures, sound or embeddings are padded on the right, where HF "
                 "generate goes on after the padding; set processor.tokenizer.padding_side='left'"
             )
-        if self.config is None:
-            ids = None if is_embedded else input_ids.to(target.device).long()
-            given = {name: _on(value, target.device) for name, value in self.values.items()}
-            return target.read_prompts(ids, attention_mask, given)
-        return target.read_prompts(input_ids, attention_mask, self.values, self.config)
+        device = target.device
+        columns = torch.arange(width, device=device)
+        mask = (columns >= width - torch.tensor(lengths, device=device)[:, None]).long()
+        if self.config is not None:
+            return target.read_prompts(input_ids, mask, self.values, self.config)
+        ids = None if self.is_embedded(input_ids) else input_ids.to(device).long()
+        given = {name: _on(value, device) for name, value in self.values.items()}
+        return target.read_prompts(ids, mask, given)
 
 
 def _on(value: Any, device: torch.device) -> Any:

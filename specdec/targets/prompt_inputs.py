@@ -235,4 +235,3 @@ class PromptChunk:
         seen[..., 0] |= ~is_real[:, self.start : self.start + self.size]
         hidden = torch.full(seen.shape, -torch.inf, dtype=dtype, device=seen.device)
         return hidden.masked_fill_(seen, 0)[:, None]
-

@@ -34,7 +34,9 @@ def compare_prompts(target, prompts: PromptInputs, recording: Recording) -> None
     if target.is_recurrent:
         factor = STEPS_FACTOR
     ours = _logits(target, prompts, recording.new_tokens)
-    moved = _logits(target, prompts.rounded(unit, torch.Generator().manual_seed(0)), recording.new_tokens)
+    moved = _logits(
+        target, prompts.rounded(unit, torch.Generator().manual_seed(0)), recording.new_tokens
+    )
     size = _rms(ours)
     rounding = _rms(moved - ours).minimum(MOST_ROUNDING[1] * unit * size).maximum(unit * size)
     excess = _rms(ours - theirs.to(ours.device)) / (factor * rounding)  # [B, N]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -35,11 +36,10 @@ class Recording:
     """What HF made of prompts.
 
     Attributes:
-        input_ids: `[B, L]` padded; of embeddings alone `[B, 0]`.
+        view: that ran.
         arguments: of the text decoder in its first call, by name.
         logits: `[B, NUM_COMPARED, V]` of HF's greedy text, `None` where it did not go on.
         new_tokens: `[B, NUM_COMPARED]` of it.
-        seconds_call: whether the text decoder was called before its arguments were kept.
     """
 
     def __init__(self, model: PreTrainedModel, *, goes_on: bool):
@@ -58,7 +58,7 @@ class Recording:
                 given = dict(zip(names, args, strict=False)) | kwargs
                 self.arguments = {n: _copied(value) for n, value in given.items()}
                 if not self.goes_on:
-                    raise _Reached
+                    raise _ReachedError
             return forward(*args, **kwargs)
 
         wrap_forward(decoder, record)
@@ -84,13 +84,11 @@ class Recording:
         config = copy.copy(config)
         options = {"prefill_chunk_size": None, "do_sample": False, "return_dict_in_generate": True}
         vars(config).update(options, output_logits=True, output_scores=False)
-        own = {name: value for name, value in own.items() if name not in CACHES}
-        own["use_cache"] = True
+        own = {**own, "use_cache": True}
+        own |= {name: copy.deepcopy(own[name]) for name in CACHES if own.get(name) is not None}
         if not self.goes_on:
-            try:
+            with suppress(_ReachedError):
                 self.view._prefill(input_ids, config, own)
-            except _Reached:
-                pass
             return
         most = MaxLengthCriteria(input_ids.shape[1] + NUM_COMPARED)
         parts = LogitsProcessorList(), StoppingCriteriaList([most]), config
@@ -99,7 +97,7 @@ class Recording:
         self.new_tokens = out.sequences[:, input_ids.shape[1] :]
 
 
-class _Reached(Exception):
+class _ReachedError(Exception):
     """The text decoder was reached, and need not run."""
 
 
@@ -153,7 +151,7 @@ def inputs_of(
     Args:
         recording: of the prompts.
         route: of the model.
-        input_ids: `[B, L]`, `None` for embeddings alone.
+        input_ids: `[B, L]`; `None` or `[B, 0]` for embeddings alone.
         attention_mask: `[B, L]` bool, padded on the left.
 
     Raises:
@@ -214,7 +212,7 @@ def inputs_of(
             raise _ends_in_picture(name, int((axes != axes[:1]).any(0).long().argmax()))
         offset = axes[0] - (lengths - 1)
     is_given, last_ids = torch.ones_like(is_real), torch.zeros_like(lengths)
-    if input_ids is not None:
+    if input_ids is not None and input_ids.shape[1]:
         ids = shifted(input_ids).clamp(max=view.config.get_text_config().vocab_size - 1)
         plain = view.get_input_embeddings()(ids.to(embeds.device))
         is_given = (plain != embeds).any(dim=-1).to(is_real.device)
@@ -298,9 +296,8 @@ def _visible_of(
     """`[B, T, T]` of one of HF's masks, `None` for that of text."""
     if mask is None:
         return None
-    if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape == attention_mask.shape:
-        if bool(((mask != 0) == attention_mask.to(mask.device)).all()):
-            return None
+    if isinstance(mask, Tensor) and torch.equal((mask != 0).to(attention_mask), attention_mask):
+        return None
     width = attention_mask.shape[1]
     is_square = isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[1:3] == (1, width)
     if not is_square or mask.shape[3] < width:
