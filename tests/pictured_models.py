@@ -299,7 +299,7 @@ def build(name: str, seed: int = 0) -> PreTrainedModel:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.25, generator=generator)
+                parameter.normal_(0.0, 0.15 if name == "qwen3_5" else 0.25, generator=generator)
     return model
 
 

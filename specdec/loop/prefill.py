@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable
 import torch
 
 from specdec.loop.state import Parts, StepState
-from specdec.targets.prompt_inputs import PromptChunk
+from specdec.targets.prompt_inputs import PromptChunk, PromptInputs
 
 
 def chunks(length: int, chunk_size: int) -> list[int]:
@@ -50,6 +50,23 @@ def prefill(
         with state.narrowed(most if is_fixed else start + size + 1):
             run_chunk(size)
         start += size
+
+
+def prefill_inputs(parts: Parts, state: StepState, inputs: PromptInputs, chunk_size: int) -> None:
+    """The same for prompts that are more than ids; their chunks are read eagerly.
+
+    Args:
+        parts, state: as of `prefill_chunk`.
+        inputs: of the rows that the call has.
+        chunk_size: the most tokens of a chunk, but where tokens see later ones.
+    """
+    chunks = inputs.filled_to(state.signature.batch_size).chunks(chunk_size)
+    rest = iter(chunks)
+
+    def run_chunk(size: int) -> None:
+        prefill_chunk(parts, state, size, prompt=next(rest))
+
+    prefill(state, [chunk.size for chunk in chunks], run_chunk)
 
 
 def prefill_chunk(

@@ -16,7 +16,7 @@ import torch
 from specdec.drafters.base import Drafter
 from specdec.graphs import weight_addresses
 from specdec.graphs.tree import modules_of, size_bytes
-from specdec.loop.prefill import chunks, prefill, prefill_chunk
+from specdec.loop.prefill import chunks, prefill, prefill_chunk, prefill_inputs
 from specdec.loop.replay import NUM_EAGER, Replay
 from specdec.loop.state import Parts, Signature, StepState, bucket_of_rows
 from specdec.loop.step import Stepper, step
@@ -73,24 +73,13 @@ class Storage:
     def prefill(self, request: Request, chunk_size: int) -> None:
         """Reads the prompts of the call that was loaded, in chunks of at most so many tokens."""
         if request.prompt_inputs is not None:
-            self._prefill_inputs(request, chunk_size)
+            prefill_inputs(self.parts, self.state, request.prompt_inputs, chunk_size)
             return
         length, fixed = max(request.lengths) - 1, ()
         sizes = chunks(length, chunk_size)
         if self.replay is not None:
             sizes, fixed = self.replay.chunks(length, chunk_size), self.replay.captured_chunks
         prefill(self.state, sizes, self._run_chunk, fixed=fixed)
-
-    def _prefill_inputs(self, request: Request, chunk_size: int) -> None:
-        """The same of prompts that are more than ids; their chunks are read eagerly."""
-        inputs = request.prompt_inputs.filled_to(self.state.signature.batch_size)
-        chunks = inputs.chunks(chunk_size)
-        rest = iter(chunks)
-        prefill(
-            self.state,
-            [chunk.size for chunk in chunks],
-            lambda size: prefill_chunk(self.parts, self.state, size, prompt=next(rest)),
-        )
 
     def warm_up(self, lengths: Iterable[int], num_read: int, chunk_size: int) -> None:
         """Runs steps of these draft lengths, and prompt chunks of all sizes that up to `num_read`
