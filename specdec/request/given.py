@@ -1,5 +1,5 @@
-"""`Given`: what a call brings of its prompts beside token ids and mask: pictures, sound, embeddings,
-by the names under which the target's own `generate` takes them.
+"""`Given`: what a call brings of its prompts beside token ids and mask: pictures, sound and
+embeddings, by the names under which the target's own `generate` takes them.
 """
 
 from __future__ import annotations

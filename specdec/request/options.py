@@ -244,7 +244,7 @@ def _processors_alone(
         encoder_input_ids=ids,
         logits_processor=own,
         device=ids.device,
-        model_kwargs={"attention_mask": torch.ones_like(ids)},
+        model_kwargs={"attention_mask": torch.ones_like(ids) if ids.numel() else None},
     )
     return split_warpers(processors, config)[0]
 

@@ -42,8 +42,9 @@ def slot_attention(
 ) -> tuple[Tensor, None]:
     """Attention of a window of queries over the slots of its rows, as HF modules call it: with
     their `layer_idx`, their words for `AttentionOptions` (`s_aux` are sinks), the window of the
-    current forward, and no mask but those of a prompt that sees itself both ways. Returns what `attend` does, and `None` for attention weights.
-    Queries that are wanted as features are noted in the window.
+    current forward, and no mask but those of a prompt that sees itself both ways. Returns what
+    `attend` does, and `None` for attention weights. Queries that are wanted as features are noted
+    in the window.
 
     Raises:
         ValueError: the model brings a mask of its own, or drops the window on the way.

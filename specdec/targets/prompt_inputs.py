@@ -94,6 +94,15 @@ class PromptInputs:
             furthest = furthest.maximum(reach.cpu())
         return furthest.cummax(0).values <= columns
 
+    @property
+    def trial_size(self) -> int:
+        """A size of chunks for a trial: two of them, or the first that would cut what sees itself
+        both ways.
+        """
+        if self.is_causal:
+            return max(1, self.num_read // 2)
+        return int((~self._borders).long().argmax()) + 1
+
     def chunk_sizes(self, chunk_size: int) -> list[int]:
         """Sizes of the chunks that the prompts are read in: at most so many tokens where no token
         sees a later one; where one does, chunks end where none does, and may be longer.

@@ -68,7 +68,7 @@ def _logits(target, prompts: PromptInputs, new: Tensor) -> Tensor:
     own = {name: value.to(device) for name, value in prompts.row_inputs.items()}
     cache.row_inputs = {**own, "prompt_end": lengths - 1 + own["position_offset"]}
     tokens = torch.zeros(rows, width, dtype=torch.long, device=device)
-    for chunk in prompts.chunks(max(1, prompts.num_read // 2)):
+    for chunk in prompts.chunks(prompts.trial_size):
         columns = slice(chunk.start, chunk.start + chunk.size)
         target.prefill(cache, tokens[:, columns], lengths, offset=chunk.start, prompt=chunk)
     ids = torch.cat([prompts.last_ids.to(device)[:, None], new[:, :-1].to(device)], dim=1)
