@@ -25,7 +25,7 @@ from transformers import (
 from specdec.arguments import check_choice, check_integer, name_of, plain_numbers, shown
 from specdec.hf import FILTERS, HEALING, PROMPT_INPUTS, UNSUPPORTED, prompt_inputs
 from specdec.processes import agreed
-from specdec.request.given import Given, native
+from specdec.request.given import Given, GivenRows, by_rows, native
 from specdec.request.grammar import GrammarProcessor
 from specdec.request.options import (
     check_config,
@@ -102,8 +102,9 @@ class GenerateOptions(TypedDict, total=False):
         row_inputs: what target and drafter read of each row, by name: tensors or sequences with a
             value for each prompt or row. Every target knows `"position_offset"`, an integer >= 0:
             the row's first token stands at this position. A target with LoRA layers of PEFT's knows
-            `"adapter"`: the name of the row's, `"__base__"` for none. A drafter names its own
-            (`Drafter.row_inputs`), an edit of the target likewise.
+            `"adapter"`: the name of the row's, `"__base__"` for none. A target that reads pictures
+            or sound knows `"prompt"`: what its processor returns for each prompt alone, `None` for
+            text. A drafter names its own (`Drafter.row_inputs`), an edit of the target likewise.
     """
 
     max_new_tokens: int
@@ -267,6 +268,13 @@ def read_request(
         check_ids(input_ids)
     given = _checked(target, options)
     own = {name: given.pop(name) for name in _OURS & given.keys()}
+    own["row_inputs"], rows = by_rows(own.get("row_inputs"))
+    if rows is not None and beside is not None:
+        raise TypeError(
+            f"row_inputs['prompt'] says what prompts are, and so do {', '.join(beside.values)}; "
+            "leave one of them out"
+        )
+    beside = beside or rows
     ids = input_ids if beside is None else beside.ids(target, input_ids)
     *asked, of_rows, alone = resolve(target, ids, given)
     passed = [name_of(processor) for processor in given.get("logits_processor", ())]
@@ -291,7 +299,7 @@ def request_of(
     passed: Sequence[str] = (),
     seed: int | Sequence[int] | None = None,
     row_inputs: Mapping[str, Any] | None = None,
-    beside: Given | None = None,
+    beside: Given | GivenRows | None = None,
     **own: Any,
 ) -> Request:
     """The call that HF has resolved. What prompts bring beside ids is read last, when all else is
@@ -373,7 +381,7 @@ def request_of(
     return replace(request, prompt_inputs=prompts)
 
 
-def _as_passed(request: Request, beside: Given, input_ids: Tensor | None) -> Request:
+def _as_passed(request: Request, beside: Given | GivenRows, input_ids: Tensor | None) -> Request:
     """The call with ids as they were passed: those of pictures may lie beyond the vocabulary, and
     embeddings have none.
     """

@@ -104,6 +104,94 @@ class Given:
         return target.read_prompts(ids, mask, given)
 
 
+@dataclass(frozen=True, eq=False)
+class GivenRows:
+    """The same, prompt by prompt: `row_inputs["prompt"]`.
+
+    Args:
+        rows: for each prompt what the target's processor makes of it alone, ids and mask included;
+            `None` for text.
+    """
+
+    rows: Sequence[Mapping[str, Any] | None]
+
+    def ids(self, target: Target, input_ids: Tensor) -> Tensor:
+        """As `Given.ids`."""
+        return Given({}).ids(target, input_ids)
+
+    def is_embedded(self, input_ids: Tensor | None) -> bool:
+        """Prompts that are read one by one have ids."""
+        return False
+
+    def read(
+        self,
+        target: Target,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        lengths: Sequence[int],
+        width: int,
+    ) -> PromptInputs:
+        """As `Given.read`; each prompt is read alone.
+
+        Raises:
+            TypeError, ValueError: another number of prompts, or other ids than those of the call.
+        """
+        if len(self.rows) != len(lengths):
+            raise ValueError(
+                f"row_inputs['prompt'] has {len(self.rows)} values for {len(lengths)} prompts"
+            )
+        first = [0] * len(lengths)
+        if attention_mask is not None:
+            first = (attention_mask != 0).long().argmax(dim=1).tolist()
+        elif min(lengths) < width:
+            first = [width - length for length in lengths]
+        read = []
+        for row, (own, length) in enumerate(zip(self.rows, lengths, strict=True)):
+            ids = input_ids[row, first[row] : first[row] + length].to(target.device).long()[None]
+            values = self._values(target, row, own, ids)
+            read.append(target.read_prompts(ids, torch.ones_like(ids), values))
+        return PromptInputs.joined(read)
+
+    @staticmethod
+    def _values(target: Target, row: int, own: Any, ids: Tensor) -> dict[str, Any]:
+        if own is None:
+            return {}
+        if not isinstance(own, Mapping):
+            raise TypeError(
+                f"row_inputs['prompt'][{row}] must be what the processor returns for one prompt, "
+                f"or None for text, got {shown(own)}"
+            )
+        theirs = own.get("input_ids")
+        if not isinstance(theirs, Tensor) or not torch.equal(theirs.to(ids), ids):
+            raise ValueError(
+                f"row_inputs['prompt'][{row}] must be of one prompt, with input_ids [1, "
+                f"{ids.shape[1]}] that are those of the call without padding, got {shown(theirs)}"
+            )
+        known = prompt_inputs(target.model)
+        rest = {n: _on(v, ids.device) for n, v in own.items() if v is not None}
+        rest = {n: v for n, v in rest.items() if n not in ("input_ids", "attention_mask")}
+        if unknown := sorted(rest.keys() - known):
+            raise ValueError(
+                f"{type(target.model).__name__} does not know {', '.join(unknown)} of "
+                f"row_inputs['prompt'][{row}]"
+            )
+        return rest
+
+
+def by_rows(row_inputs: Any) -> tuple[Any, GivenRows | None]:
+    """Takes what is of the prompts out of a call's row inputs."""
+    if not isinstance(row_inputs, Mapping) or row_inputs.get("prompt") is None:
+        return row_inputs, None
+    rows = row_inputs["prompt"]
+    if not isinstance(rows, Sequence) or isinstance(rows, str):
+        raise TypeError(
+            "row_inputs['prompt'] must be a list of what the processor returns for each prompt, "
+            f"got {shown(rows)}"
+        )
+    rest = {name: value for name, value in row_inputs.items() if name != "prompt"}
+    return rest or None, GivenRows(rows) if any(row is not None for row in rows) else None
+
+
 def _on(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value
 

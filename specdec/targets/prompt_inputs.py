@@ -9,7 +9,7 @@ Legend: B rows, T columns of the longest prompt, C tokens of a chunk, W slots at
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -39,6 +39,7 @@ class PromptInputs:
             these: of each layer `[n, H]`, of the n marked tokens of all rows one after the other.
         visible: bool `[B, T, T]` by kind of layer, whether a token sees another. `WHOLE` stands for
             all kinds, and `None` for those whose layers see what they see in text.
+        in_text: by kind, of columns `[T]`, whether each token sees another `[T, T]` in text.
         is_given: `[B, T]` bool: the embedding is not that of the token's id.
         position_offset: `[B]` int64: positions of what follows the prompt, less the slots.
         last_ids: `[B]` ids of the rows' last tokens, 0 where nobody knows.
@@ -50,6 +51,7 @@ class PromptInputs:
     position_ids: Tensor | None
     marked: Mapping[str, tuple[str, Sequence[Tensor]]] = field(default_factory=dict)
     visible: Mapping[str, Tensor | None] = field(default_factory=dict)
+    in_text: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     is_given: Tensor | None = None
     position_offset: Tensor | None = None
     last_ids: Tensor | None = None
@@ -135,6 +137,73 @@ class PromptInputs:
         own = len(self.lengths)
         filled = self.take([*range(own), *[own - 1] * (rows - own)])
         return replace(filled, lengths=[*self.lengths, *[1] * (rows - own)])
+
+    @classmethod
+    def joined(cls, each: Sequence[PromptInputs]) -> PromptInputs:
+        """The rows of several, one after the other. Marks that some lack mark nothing there.
+
+        Raises:
+            ValueError: some lack numbers that others have.
+        """
+        width = max(max(one.lengths) for one in each)
+        names = dict.fromkeys(name for one in each for name in one.arguments)
+        arguments = {}
+        for name in names:
+            like = next(one.arguments[name] for one in each if name in one.arguments)
+            if like.is_floating_point() and not all(name in one.arguments for one in each):
+                raise ValueError(f"some prompts have {name} and others do not; read them apart")
+            tables = [one._argument(name, like) for one in each]
+            arguments[name] = torch.cat([_padded(table, width) for table in tables])
+        marked: dict[str, tuple[str, Sequence[Tensor]]] = {}
+        for name in dict.fromkeys(name for one in each for name in one.marked):
+            found = [one.marked[name] for one in each if name in one.marked]
+            layers = zip(*(tables for _, tables in found), strict=True)
+            marked[name] = found[0][0], [torch.cat(tables) for tables in layers]
+        kinds = dict.fromkeys(kind for one in each for kind in one.visible)
+        visible = {}
+        for kind in kinds:
+            if all(one.visible.get(kind) is None for one in each):
+                visible[kind] = None
+                continue
+            tables = [one._visible_or_text(kind) for one in each]
+            visible[kind] = torch.cat([_padded(_padded(t, width), width, 2) for t in tables])
+        positions, last = None, None
+        if all(one.position_ids is not None for one in each):
+            tables = [one.position_ids for one in each]
+            tables = [_padded(_with_axes(table, tables), width, -1) for table in tables]
+            positions = torch.cat(tables, dim=-2)
+        if any(one.last is not None for one in each):
+            last = torch.cat([one._last_embedding() for one in each])
+        return cls(
+            lengths=[length for one in each for length in one.lengths],
+            arguments=arguments,
+            position_ids=positions,
+            marked=marked,
+            visible=visible,
+            in_text={kind: f for one in each for kind, f in one.in_text.items()},
+            is_given=torch.cat([_padded(one.is_given, width) for one in each]),
+            position_offset=torch.cat([one.position_offset for one in each]),
+            last_ids=torch.cat([one.last_ids for one in each]),
+            last=last,
+        )
+
+    def _argument(self, name: str, like: Tensor) -> Tensor:
+        if name in self.arguments:
+            return self.arguments[name]
+        shape = len(self.lengths), max(self.lengths), *like.shape[2:]
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+    def _visible_or_text(self, kind: str) -> Tensor:
+        if (own := self.visible.get(kind)) is not None:
+            return own
+        device = next(iter(self.arguments.values())).device
+        order = torch.arange(max(self.lengths), device=device)
+        return self.in_text[kind](order).expand(len(self.lengths), -1, -1)
+
+    def _last_embedding(self) -> Tensor:
+        embeds = self.arguments["inputs_embeds"]
+        ends = self._lengths_on(embeds.device) - 1
+        return embeds[torch.arange(len(embeds), device=embeds.device), ends]
 
     def take(self, rows: Sequence[int]) -> PromptInputs:
         """These rows, in this order."""
@@ -244,3 +313,19 @@ class PromptChunk:
         seen[..., 0] |= ~is_real[:, self.start : self.start + self.size]
         hidden = torch.full(seen.shape, -torch.inf, dtype=dtype, device=seen.device)
         return hidden.masked_fill_(seen, 0)[:, None]
+
+
+def _padded(table: Tensor, width: int, dim: int = 1) -> Tensor:
+    """With zeros after its own columns."""
+    missing = width - table.shape[dim]
+    if missing == 0:
+        return table
+    shape = list(table.shape)
+    shape[dim] = missing
+    return torch.cat([table, table.new_zeros(shape)], dim=dim)
+
+
+def _with_axes(positions: Tensor, every: Sequence[Tensor]) -> Tensor:
+    """Of as many axes as any of them has."""
+    most = max(every, key=lambda table: table.dim())
+    return positions if positions.dim() == most.dim() else positions.expand(len(most), -1, -1)

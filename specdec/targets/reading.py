@@ -12,6 +12,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -199,7 +200,14 @@ def inputs_of(
         )
     for mark, _ in marked.values():
         arguments[mark] = arguments[mark].bool() & is_real.to(arguments[mark].device)
-    visible = _visible(name, masks, attention_mask, columns, is_real, route, view)
+    kinds = masks if isinstance(masks, Mapping) else {WHOLE: masks}
+    windows = {kind: _windows_of(kind, route, view) for kind in kinds}
+    visible = {
+        kind: _visible_of(name, mask, attention_mask, columns, is_real, windows[kind])
+        for kind, mask in kinds.items()
+    }
+    if all(seen is None for seen in visible.values()):
+        visible = {}
     if not visible:
         refuse_text(view)
     ends = (lengths - 1)[:, None]
@@ -230,6 +238,7 @@ def inputs_of(
         position_ids=positions,
         marked=marked,
         visible=visible,
+        in_text={kind: partial(_in_text, own) for kind, own in windows.items()},
         is_given=is_given,
         position_offset=offset,
         last_ids=last_ids,
@@ -267,22 +276,19 @@ def _mark_of(name: str, key: str, layers: Any, given: Mapping[str, Any]) -> tupl
     return marks[0], list(layers)
 
 
-def _visible(
-    name: str,
-    masks: Any,
-    attention_mask: Tensor,
-    columns: Tensor,
-    is_real: Tensor,
-    route: Route,
-    view: PreTrainedModel,
-) -> dict[str, Tensor | None]:
-    """See `PromptInputs.visible`; empty where all layers see what they see in text."""
-    kinds = getattr(view.config.get_text_config(), "layer_types", None) or ()
-    found = {}
-    for kind, mask in (masks if isinstance(masks, Mapping) else {WHOLE: masks}).items():
-        own = {w for i, w in route.layer_windows.items() if kind == WHOLE or kinds[i] == kind}
-        found[kind] = _visible_of(name, mask, attention_mask, columns, is_real, own)
-    return found if any(seen is not None for seen in found.values()) else {}
+def _windows_of(
+    kind: str, route: Route, view: PreTrainedModel
+) -> frozenset[int | Chunk | None]:
+    """What layers of a kind see of text."""
+    types = getattr(view.config.get_text_config(), "layer_types", None) or ()
+    own = {w for i, w in route.layer_windows.items() if kind == WHOLE or types[i] == kind}
+    return frozenset(own or {None})
+
+
+def _in_text(windows: frozenset[int | Chunk | None], order: Tensor) -> Tensor:
+    """`[T, T]` bool: whether a token of text sees another, where all layers see the same."""
+    (window,) = windows
+    return sees(order[:, None], order, window)
 
 
 def _visible_of(
@@ -291,7 +297,7 @@ def _visible_of(
     attention_mask: Tensor,
     columns: Tensor,
     is_real: Tensor,
-    windows: set[int | Chunk | None],
+    windows: frozenset[int | Chunk | None],
 ) -> Tensor | None:
     """`[B, T, T]` of one of HF's masks, `None` for that of text."""
     if mask is None:
@@ -312,7 +318,7 @@ def _visible_of(
     seen = seen.expand(len(index), -1, -1)[rows, index[:, :, None], index[:, None]]
     order, is_real = torch.arange(seen.shape[1], device=seen.device), is_real.to(seen.device)
     is_token = is_real[:, :, None] & is_real[:, None]
-    for window in windows or {None}:
+    for window in windows:
         if bool(((seen != sees(order[:, None], order, window)) & is_token).any()):
             return seen
     return None
