@@ -326,8 +326,6 @@ def request_of(
             do; nothing has been computed then.
     """
     check_config(config)
-    if beside is None:
-        refuse_text(target.model)
     eos, max_length, others = ends_among(criteria)
     padding_id, copies = config.pad_token_id, config.num_return_sequences or 1
     ids = input_ids if beside is None else beside.ids(target, input_ids)
@@ -338,6 +336,8 @@ def request_of(
         **{"vocab_size": target.vocab_size, "device": target.device},
         padding_id=None if alone is None or padding_id in eos else padding_id,
     )
+    if beside is None and max(lengths) > 1:  # one token sees itself only
+        refuse_text(target.model)
     if alone is not None and copies > 1:  # through the hook HF has done so
         padded, tokens = (x.repeat_interleave(copies, dim=0) for x in (padded, tokens))
         lengths = [length for length in lengths for _ in range(copies)]

@@ -228,3 +228,20 @@ def through_hook(
 
 def _is_empty(value: Any) -> bool:
     return isinstance(value, Mapping) and not value
+
+
+def ids_of(inputs: Mapping[str, Any]) -> list[int]:
+    """The ids of one prompt, of what a processor returns for it.
+
+    Raises:
+        ValueError: not of one prompt.
+    """
+    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or len(ids) != 1:
+        raise ValueError(
+            "a prompt with pictures is what a processor returns for one prompt, with input_ids "
+            f"[1, T], got {shown(ids)}"
+        )
+    if mask is not None and not bool((mask != 0).all()):
+        raise ValueError("a prompt with pictures is one prompt, without padding")
+    return ids[0].tolist()

@@ -276,9 +276,7 @@ def _mark_of(name: str, key: str, layers: Any, given: Mapping[str, Any]) -> tupl
     return marks[0], list(layers)
 
 
-def _windows_of(
-    kind: str, route: Route, view: PreTrainedModel
-) -> frozenset[int | Chunk | None]:
+def _windows_of(kind: str, route: Route, view: PreTrainedModel) -> frozenset[int | Chunk | None]:
     """What layers of a kind see of text."""
     types = getattr(view.config.get_text_config(), "layer_types", None) or ()
     own = {w for i, w in route.layer_windows.items() if kind == WHOLE or types[i] == kind}
