@@ -354,8 +354,8 @@ def _with_pictures(
     for row, own, ids in zip(rows, kept, encoded, strict=True):
         if row.prompt.inputs is not None and len(own) < len(ids):
             raise ValueError(
-                f"prompt {row.prompt.id!r} has pictures and is longer than max_prompt_tokens, which "
-                "would cut it; leave max_prompt_tokens out"
+                f"prompt {row.prompt.id!r} has pictures and is longer than max_prompt_tokens, "
+                "which would cut it; leave max_prompt_tokens out"
             )
     return {**(options.get("row_inputs") or {}), "prompt": [row.prompt.inputs for row in rows]}
 

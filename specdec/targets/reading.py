@@ -48,6 +48,9 @@ class Recording:
         for module in self.view.modules():
             if "rope_deltas" in vars(module):  # of somebody's last call
                 module.rope_deltas = None
+            for name, value in vars(module).items():  # HF registers hooks when towers first run
+                if "_hooks" in name and isinstance(value, dict):
+                    vars(module)[name] = copy.copy(value)
         self.goes_on = goes_on
         self.arguments: dict[str, Any] | None = None
         self.logits = self.new_tokens = None

@@ -155,14 +155,20 @@ def test_a_call_of_the_model_between_prompt_and_steps_changes_nothing(name):
     assert [row[:length].tolist()[-NUM_NEW:] for row, length in rows] == expected(name, ROWS)
 
 
+def _hooks(module):
+    return [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_a_call_leaves_the_model_as_it_was(name):
     model = build(name)
     before = {path: dict(vars(module)) for path, module in model.named_modules()}
+    hooks = {id(module): _hooks(module) for module in model.modules()}
     SpeculativeGenerator(model, "lookup").generate(**prompts(name), max_new_tokens=4)
     for path, module in model.named_modules():
         assert vars(module).keys() == before[path].keys()
         assert all(value is before[path][key] for key, value in vars(module).items())
+    assert {id(module): _hooks(module) for module in model.modules()} == hooks
 
 
 @pytest.mark.parametrize("name", QUICK)
