@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation import GenerationMixin, MaxLengthCriteria, StoppingCriteriaList
 
@@ -176,8 +176,11 @@ def inputs_of(
         return table[torch.arange(rows, device=table.device)[:, None], index]
 
     arguments, listed, positions, masks = {}, {}, None, None
+    read = _names_in(decoder_layers(view)[0])
     for key, value in given.items():
         if value is None or key in NOT_READ or isinstance(value, bool | int | float | str):
+            continue
+        if key not in read:  # handed on by the outer forward with all else, to no end
             continue
         if key == "position_ids":
             positions = _shifted_positions(value, columns)
@@ -186,7 +189,7 @@ def inputs_of(
         elif isinstance(value, Tensor) and value.shape[:2] == (rows, width):
             arguments[key] = shifted(value)
         elif isinstance(value, list | tuple) and all(isinstance(one, Tensor) for one in value):
-            listed[key] = value
+            listed |= {key: value} if value else {}  # a tower without such layers
         else:
             raise ValueError(
                 f"{name} hands {key}={shown(value)} to its text decoder, which specdec cannot "
@@ -247,6 +250,12 @@ def inputs_of(
         last_ids=last_ids,
         last=None if last is None else last[:, 0],
     )
+
+
+def _names_in(decoder: nn.Module) -> set[str]:
+    """Names of the arguments that the modules of a text decoder take."""
+    kinds = {type(module) for module in decoder.modules()}
+    return {name for kind in kinds for name in inspect.signature(kind.forward).parameters}
 
 
 def _ends_in_picture(name: str, row: int) -> ValueError:
