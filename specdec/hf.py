@@ -57,7 +57,8 @@ def takes_positions(model: PreTrainedModel) -> bool:
 
 
 _CONTROLS = {
-    *("input_ids", "attention_mask", "position_ids", "cache_position", "labels", "kwargs", "self"),
+    *("input_ids", "attention_mask", "position_ids", "cache_position", "labels", "self"),
+    *("args", "kwargs"),
     *("use_cache", "logits_to_keep", "return_dict", "head_mask", "num_logits_to_keep"),
     *("next_sequence_length", "is_first_iteration", "output_router_logits", *CACHES),
 }

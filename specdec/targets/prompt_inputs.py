@@ -63,6 +63,13 @@ class PromptInputs:
         return not self._seen
 
     @property
+    def kind(self) -> frozenset[str]:
+        """Names of what the text decoder is given."""
+        masks = {f"{kind} mask" for kind in self._seen}
+        positions = set() if self.position_ids is None else {f"{self.position_ids.dim()} axes"}
+        return frozenset(masks | positions | self.arguments.keys() | self.marked.keys())
+
+    @property
     def _seen(self) -> dict[str, Tensor]:
         return {kind: seen for kind, seen in self.visible.items() if seen is not None}
 

@@ -217,6 +217,9 @@ def inputs_of(
     if not visible:
         refuse_text(view)
     ends = (lengths - 1)[:, None]
+    for kind, seen in visible.items():
+        if seen is not None:
+            _refuse_last_that_sees_more(name, seen, lengths, windows[kind])
     offset = torch.zeros_like(lengths)
     if positions is not None:
         last = positions.gather(-1, ends.to(positions.device).expand(*positions.shape[:-1], 1))
@@ -250,6 +253,23 @@ def inputs_of(
         last_ids=last_ids,
         last=None if last is None else last[:, 0],
     )
+
+
+def _refuse_last_that_sees_more(
+    name: str, seen: Tensor, lengths: Tensor, windows: frozenset[int | Chunk | None]
+) -> None:
+    """The first step reads the last token once more, and sees what a step sees."""
+    order, last = torch.arange(seen.shape[1], device=seen.device), (lengths - 1).to(seen.device)
+    own = seen[torch.arange(len(last), device=seen.device), last]
+    is_real = order <= last[:, None]
+    for window in windows:
+        differs = (own != sees(last[:, None], order, window)) & is_real
+        if bool(differs.any()):
+            raise ValueError(
+                f"the prompt of row {int(differs.any(1).long().argmax())} is longer than a sliding "
+                f"window of {name}, whose layers let its last token see all of it, but none of the "
+                "tokens after it; use HF generate for prompts of this length"
+            )
 
 
 def _names_in(decoder: nn.Module) -> set[str]:

@@ -109,7 +109,7 @@ class SlotModel:
         self.num_handles, self.hooks = RemovableHandle.next_id, hooks_of(model)
         self._dtype = model.dtype
         self.route: Route = route
-        self._tried_prompts: set[frozenset[str]] = set()  # kinds of prompts that are not text alone
+        self._tried_prompts: set[tuple[frozenset[str], frozenset[str]]] = set()  # by kinds
         if vars(self).pop("_views", None):
             _ = self._views
 
@@ -468,8 +468,30 @@ class Target(SlotModel):
         """
         refuse_prompts(self.model)
         kind = frozenset(name for name, value in given.items() if value is not None)
-        is_new = kind not in self._tried_prompts
-        recording = Recording(self.model, goes_on=is_new)
+        tried = self._tried_prompts
+        goes_on = not any(kind == one for one, _ in tried)
+        inputs = input_ids, attention_mask, given, config
+        prompts, recording = self._read_prompts(*inputs, goes_on=goes_on)
+        if (kind, prompts.kind) not in tried:
+            if not goes_on:  # the same inputs, of which something else is made
+                prompts, recording = self._read_prompts(*inputs, goes_on=True)
+            plain = copy.copy(self)
+            plain.edits, plain.feature_layers = (), ()
+            vars(plain).pop("_views", None)
+            compare_prompts(plain, prompts, recording)
+            tried.add((kind, prompts.kind))
+        return prompts
+
+    def _read_prompts(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor,
+        given: Mapping[str, Any],
+        config: GenerationConfig | None,
+        *,
+        goes_on: bool,
+    ) -> tuple[PromptInputs, Recording]:
+        recording = Recording(self.model, goes_on=goes_on)
         if config is None:
             recording.generate(input_ids, attention_mask, given)
         else:
@@ -480,13 +502,7 @@ class Target(SlotModel):
                 f"{type(self.model).__name__} has recurrent layers and a prompt that sees itself "
                 "both ways, which cannot be read in windows; use HF generate for such prompts"
             )
-        if is_new:
-            plain = copy.copy(self)
-            plain.edits, plain.feature_layers = (), ()
-            vars(plain).pop("_views", None)
-            compare_prompts(plain, prompts, recording)
-            self._tried_prompts.add(kind)
-        return prompts
+        return prompts, recording
 
     def verify(
         self,
