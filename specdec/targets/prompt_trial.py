@@ -13,7 +13,13 @@ from torch import Tensor
 from specdec.graphs.tree import fill
 from specdec.targets.prompt_inputs import PromptInputs
 from specdec.targets.reading import Recording
-from specdec.targets.self_test import FINE_NOISE_FACTOR, MOST_ROUNDING, NOISE_FACTOR, STEPS_FACTOR
+from specdec.targets.self_test import (
+    FINE_NOISE_FACTOR,
+    MOST_ROUNDING,
+    NOISE_FACTOR,
+    STEPS_FACTOR,
+    unit_of,
+)
 
 GARBAGE = 0.5
 """What slots hold before the prompts are read."""
@@ -29,7 +35,7 @@ def compare_prompts(target, prompts: PromptInputs, recording: Recording) -> None
         recording: one that went on.
     """
     theirs, model = recording.logits, target.model
-    unit = max(torch.finfo(dtype).eps for dtype in (model.dtype, torch.float32))
+    unit = unit_of(prompts.arguments["inputs_embeds"])
     factor = NOISE_FACTOR if unit > 1e-5 else FINE_NOISE_FACTOR
     if target.is_recurrent:
         factor = STEPS_FACTOR

@@ -8,7 +8,7 @@ import transformers
 from architectures import VOCAB
 from architectures import build as build_text
 from drafting import ragged_prompts
-from pictured_models import GRIDS, IMAGE, SMALL, TEXT, build, prompts
+from pictured_models import FAMILIES, GRIDS, IMAGE, SMALL, TEXT, build, prompts, text_of_hf
 from transformers import GenerationConfig
 
 from specdec import ModelDrafter, SpeculativeGenerator, Target
@@ -203,6 +203,42 @@ def test_another_number_of_places_than_of_pictures_is_the_models_own_error():
     inputs["input_ids"][inputs["input_ids"] == IMAGE] = 7
     with pytest.raises(ValueError, match=r"[Ii]mage features"):
         generate(build("llava"), inputs)
+
+
+def test_a_prefix_longer_than_a_sliding_window():
+    """The first step reads the last token again, and its window hides what the prefix showed."""
+    fields = FAMILIES["paligemma"][1]
+    gemma2 = {"model_type": "gemma2", "head_dim": 8, "query_pre_attn_scalar": 8}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+    inputs, models = prompts("paligemma"), {}
+    for window in (40, 7):
+        text = TEXT | gemma2 | kinds | {"sliding_window": window}
+        config = transformers.PaliGemmaConfig(**fields | {"text_config": text})
+        torch.manual_seed(0)
+        models[window] = transformers.PaliGemmaForConditionalGeneration(config).eval()
+        models[window].generation_config = GenerationConfig(pad_token_id=0)
+    assert generate(models[40], inputs).texts == text_of_hf(models[40], inputs, 4)
+    with pytest.raises(ValueError, match="longer than a sliding window of PaliGemma"):
+        generate(models[7], inputs)
+
+
+def test_prompts_of_which_the_decoder_gets_something_else_are_tried_too(monkeypatch):
+    """The same inputs by their names; HF makes masks of them where it made none before."""
+    model, tried = build("gemma3"), []
+    compare = target_module.compare_prompts
+    monkeypatch.setattr(
+        target_module, "compare_prompts", lambda *args: tried.append(1) or compare(*args)
+    )
+    generator = SpeculativeGenerator(model, None)
+    plain = {"input_ids": torch.tensor([[5, 6, 7, 8, 9]])}
+    plain["attention_mask"] = torch.ones_like(plain["input_ids"])
+    for types, count in ((0, 1), (0, 1), (1, 2), (1, 2), (0, 2)):
+        marks = torch.zeros_like(plain["input_ids"])
+        marks[0, 1:4] = types  # as of a picture, which see each other
+        inputs = plain | {"token_type_ids": marks}
+        result = generator.generate(**inputs, max_new_tokens=4)
+        assert len(tried) == count
+        assert result.texts == text_of_hf(model, inputs, 4)
 
 
 def test_a_prefix_lm_needs_the_types_of_tokens():
