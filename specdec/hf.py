@@ -141,6 +141,16 @@ def special_tokens(model: PreTrainedModel) -> set[int]:
     }
 
 
+def placeholders(model: PreTrainedModel) -> tuple[int, ...]:
+    """Ids that stand in prompts where pictures and sound are, ascending."""
+    names = tuple(f"{kind}_token_{of}" for kind in ("image", "video", "audio") for of in _ID)
+    values = {vars(model.config).get(name) for name in names}
+    return tuple(sorted(value for value in values if type(value) is int and value >= 0))
+
+
+_ID = "id", "index"
+
+
 def attention_homes(model: PreTrainedModel) -> list[ModuleType]:
     """The modelling files whose attention modules look a function up by name."""
     kinds = {kind for module in model.modules() for kind in type(module).__mro__}
