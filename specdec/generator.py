@@ -45,6 +45,7 @@ from specdec.loop.storage import StoragePool, signature_of
 from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions
 from specdec.request.call import Request, read_request, request_of, with_options
+from specdec.request.given import through_hook
 from specdec.request.hook import HookOutput, check_hook
 from specdec.request.options import check_config, with_stop_strings
 from specdec.request.prompts import refuse_unknown
@@ -290,7 +291,7 @@ class SpeculativeGenerator:
     @with_options
     def start(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Generation:
@@ -312,7 +313,7 @@ class SpeculativeGenerator:
     @with_options
     def stream(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Iterator[StepRecord]:
@@ -331,7 +332,7 @@ class SpeculativeGenerator:
     @overload
     def generate(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         *,
         streamer: BaseStreamer | None = None,
@@ -343,7 +344,7 @@ class SpeculativeGenerator:
     @overload
     def generate(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         *,
         streamer: BaseStreamer | None = None,
@@ -355,7 +356,7 @@ class SpeculativeGenerator:
     @with_options
     def generate(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         *,
         streamer: BaseStreamer | None = None,
@@ -437,6 +438,7 @@ class SpeculativeGenerator:
                 *(self.target, input_ids, model_kwargs.get("attention_mask")),
                 *(logits_processor, criteria, config),
                 **{"tokenizer": call.get("tokenizer"), "seed": seed},
+                beside=through_hook(self.target, config, model_kwargs),
                 output_logprobs=output_logprobs,
             )
             result = self._generate(request, streamer=streamer)

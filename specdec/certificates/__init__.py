@@ -58,7 +58,7 @@ def certify(
 @overload
 def certify(
     subject: SpeculativeGenerator,
-    prompts: Sequence[Sequence[int]] | Tensor,
+    prompts: Sequence[Sequence[int]] | Sequence[Mapping[str, Any]] | Tensor,
     *,
     num_samples: int = 64,
     max_new_tokens: int = 64,
@@ -76,7 +76,7 @@ def certify(
 
 def certify(
     subject: Sampler | SpeculativeGenerator,
-    prompts: Sequence[Sequence[int]] | Tensor | None = None,
+    prompts: Sequence[Sequence[int]] | Sequence[Mapping[str, Any]] | Tensor | None = None,
     **options: Any,
 ) -> SamplerReport | RunReport:
     """Tries to show that a sampler, or a generator, is not lossless.

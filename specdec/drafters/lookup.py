@@ -8,7 +8,9 @@ from torch import Tensor
 
 from specdec.arguments import check_integer
 from specdec.drafters.base import Drafter, check_num_draft_tokens
+from specdec.hf import placeholders
 from specdec.samplers.noise import Drawing
+from specdec.targets import Target
 from specdec.targets.cache import SlotCache
 from specdec.types import PAD_TOKEN, Context, Draft
 
@@ -28,6 +30,10 @@ class PromptLookupState:
         return self.tokens[:, : self.slots.in_use]
 
 
+_SKIPPED = PAD_TOKEN - 2
+"""In the place of an id that stands for a picture, and below it in those of others."""
+
+
 class PromptLookupDrafter(Drafter):
     """Finds the longest n-gram that ends the text and occurred before, and proposes what followed
     it then.
@@ -36,7 +42,7 @@ class PromptLookupDrafter(Drafter):
     preferred, and of those the latest. A row proposes fewer than K tokens when the text after its
     match is shorter, and none without a match. The proposal is deterministic: a point mass. With
     several continuations the draft is a tree: what followed the best of these occurrences, each
-    K / c tokens long, common beginnings once.
+    K / c tokens long, common beginnings once. Ids that stand for pictures and sound match nothing.
 
     Args:
         num_draft_tokens: K.
@@ -69,6 +75,7 @@ class PromptLookupDrafter(Drafter):
         num_continuations: int = 1,
     ):
         super().__init__()
+        self._skipped: tuple[int, ...] = ()
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
         self.max_ngram = check_integer("max_ngram", max_ngram, 1)
         advice = "max_ngram is the largest"
@@ -85,6 +92,13 @@ class PromptLookupDrafter(Drafter):
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Fits every target: it has no weights."""
 
+    def check_target(self, target: Target) -> None:
+        """Notes which ids stand for pictures and sound: what they stand for is not the same twice,
+        so nothing is matched across them, and none is drafted.
+        """
+        super().check_target(target)
+        self._skipped = placeholders(target.model)
+
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> PromptLookupState:
@@ -99,7 +113,16 @@ class PromptLookupDrafter(Drafter):
         is_real = offsets <= context.num_new[:, None]
         padding_slot = state.tokens.shape[1] - 1
         slots = torch.where(is_real, context.start[:, None] + offsets, padding_slot)
-        state.tokens.scatter_(1, slots, context.tokens)
+        tokens = context.tokens
+        for index, token in enumerate(self._skipped):
+            tokens = tokens.masked_fill(tokens == token, _SKIPPED - index)
+        state.tokens.scatter_(1, slots, tokens)
+
+    def _as_passed(self, text: Tensor) -> Tensor:
+        """With the ids that stand for pictures."""
+        for index, token in enumerate(self._skipped):
+            text = text.masked_fill(text == _SKIPPED - index, token)
+        return text
 
     def propose(self, context: Context, state: PromptLookupState, drawing: Drawing) -> Draft:
         """Looks the end of the text up in the text."""
@@ -151,7 +174,7 @@ class PromptLookupDrafter(Drafter):
         """`[B, T]`: how many tokens up to and including each position equal the end of the text."""
         wanted = last_tokens(text, length, self.max_ngram)
         windows = F.pad(text, (self.max_ngram - 1, 0), value=PAD_TOKEN).unfold(1, self.max_ngram, 1)
-        is_equal = (windows == wanted[:, None]).flip(2)
+        is_equal = ((windows == wanted[:, None]) & (wanted[:, None] >= 0)).flip(2)
         return is_equal.cumprod(2, dtype=torch.uint8).sum(2)
 
 
@@ -164,10 +187,14 @@ def last_tokens(text: Tensor, length: Tensor, count: int) -> Tensor:
 
 
 def following(text: Tensor, length: Tensor, ends: Tensor, count: int, *, fill: int = 0) -> Tensor:
-    """`[B, m, count]`: what follows positions `[B, m]` of texts `[B, T]`; `fill` at their ends."""
+    """`[B, m, count]`: what follows positions `[B, m]` of texts `[B, T]`; `fill` at their ends, and
+    from a picture on.
+    """
     source = (ends[..., None] + 1 + torch.arange(count, device=text.device)).flatten(1)
     tokens = text.gather(1, source.clamp(max=text.shape[1] - 1))
-    return torch.where(source < length, tokens, fill).unflatten(1, (ends.shape[1], count))
+    tokens = torch.where(source < length, tokens, fill).unflatten(1, (ends.shape[1], count))
+    is_drafted = (tokens > _SKIPPED).cumprod(dim=2) > 0
+    return torch.where(is_drafted, tokens, fill)
 
 
 def are_alike(tokens: Tensor) -> Tensor:

@@ -260,9 +260,11 @@ def _check_ids(whose: str, ids: Tensor, vocab_size: int) -> None:
 
 
 def _window_options(context: Context) -> dict[str, Any]:
-    """Of all forwards of a step: where the rows' texts begin."""
-    own = context.row_inputs
-    return {"row_inputs": {n: own[n] for n in ("position_offset",) if n in own}}
+    """Of all forwards of a step: where the rows' texts begin. Behind pictures that take fewer
+    positions than tokens a text stands further back in the target than here.
+    """
+    offset = context.row_inputs.get("position_offset")
+    return {"row_inputs": {} if offset is None else {"position_offset": offset.clamp(min=0)}}
 
 
 def _fit(logits: Tensor, state: ModelDrafterState) -> Tensor:

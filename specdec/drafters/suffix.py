@@ -289,7 +289,7 @@ class SuffixDrafter(PromptLookupDrafter):
 
     def _prompts_of(self, text: Tensor, length: Tensor) -> Tensor:
         """`[B, 1]`: key of the longest remembered prompt that a text begins with, 0 for none."""
-        keys = _keys_of_starts(text)
+        keys = _keys_of_starts(self._as_passed(text))
         place = torch.searchsorted(self._sorted_prompts, keys).clamp(max=self.max_tokens - 1)
         size = torch.arange(keys.shape[1], device=text.device)
         is_known = (self._sorted_prompts[place] == keys) & (size <= length)

@@ -39,7 +39,7 @@ _TURN_SEEDS = 2**32
 
 def evaluate(
     generator: SpeculativeGenerator,
-    prompts: Tensor | Iterable[str | Prompt | Sequence[int]],
+    prompts: Tensor | Iterable[str | Prompt | Sequence[int] | Mapping[str, Any]],
     attention_mask: Tensor | None = None,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -69,9 +69,9 @@ def evaluate(
 
     Args:
         generator: target, drafter and sampler to be measured.
-        prompts: ids `[B, T]`, padded left or right; or a list of texts, ids or `Prompt` records
-            (`read_prompts` reads them from a file). A `Prompt` of several turns is answered turn
-            by turn.
+        prompts: ids `[B, T]`, padded left or right; or a list of texts, ids, `Prompt` records
+            (`read_prompts` reads them from a file), or of what the target's processor returns for
+            one prompt with pictures. A `Prompt` of several turns is answered turn by turn.
         attention_mask: `[B, T]` or `None`, for ids in a tensor.
         tokenizer: of the target; encodes texts, through its chat template where it has one.
         max_new_tokens: of each turn.
@@ -313,6 +313,8 @@ def _run(
         kept = [ids[-(plan.max_prompt_tokens or len(ids)) :] for ids in encoded]
         inputs = left_padded(kept, generator.target.device)
         options = plan.sampling([row.seed + turn * _TURN_SEEDS for row in rows], tokenizer)
+        if any(row.prompt.inputs is not None for row in rows):
+            options["row_inputs"] = _with_pictures(rows, kept, encoded, options)
         generate = partial(
             generator.generate, *inputs, **options, max_new_tokens=plan.max_new_tokens
         )
@@ -343,6 +345,19 @@ def _run(
                 reply = tokenizer.decode(evaluated.new_tokens, skip_special_tokens=True)
                 replies[b].append(reply)
     return EvaluatedBatch(index, seconds, done)
+
+
+def _with_pictures(
+    rows: list[_Row], kept: list[list[int]], encoded: list[list[int]], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Row inputs of prompts of which some have pictures."""
+    for row, own, ids in zip(rows, kept, encoded, strict=True):
+        if row.prompt.inputs is not None and len(own) < len(ids):
+            raise ValueError(
+                f"prompt {row.prompt.id!r} has pictures and is longer than max_prompt_tokens, "
+                "which would cut it; leave max_prompt_tokens out"
+            )
+    return {**(options.get("row_inputs") or {}), "prompt": [row.prompt.inputs for row in rows]}
 
 
 def timed(run: Callable[[], T], device: torch.device) -> tuple[T, float]:

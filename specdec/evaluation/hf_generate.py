@@ -71,6 +71,14 @@ class HFGenerate:
             model = neutral(model)
             if options["do_sample"]:
                 options.setdefault("top_k", 0)  # HF takes 50 for one that is not set
+        if rows := (options.pop("row_inputs", None) or {}).get("prompt"):
+            if len(rows) > 1:
+                raise ValueError(
+                    "HFGenerate reads prompts with pictures one at a time; pass batch_size=1"
+                )
+            own = {**(rows[0] or {}), "input_ids": None, "attention_mask": None}
+            tensors = {name: value for name, value in own.items() if value is not None}
+            options |= {name: value.to(input_ids.device) for name, value in tensors.items()}
         of_cuda = [input_ids.device] if input_ids.device.type == "cuda" else []
         with torch.random.fork_rng(of_cuda):
             torch.manual_seed(0 if seed is None else seed[0])

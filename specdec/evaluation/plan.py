@@ -111,6 +111,9 @@ def settings_of_run(
     digest = hashlib.sha256()
     for prompt in records:
         digest.update(json.dumps([prompt.id, prompt.category, prompt.turns]).encode() + b"\n")
+        for name, value in sorted((prompt.inputs or {}).items()):
+            shown = value.tolist() if isinstance(value, torch.Tensor) else repr(value)
+            digest.update(json.dumps([name, shown]).encode() + b"\n")
     options = {**plan.sampling([0], tokenizer), "max_new_tokens": plan.max_new_tokens}
     prompt = torch.zeros(1, 1, dtype=torch.long, device=generator.target.device)
     sampling = read_request(generator.target, prompt, torch.ones_like(prompt), options).sampling

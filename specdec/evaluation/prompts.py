@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec.arguments import shown
 from specdec.jsonl import read_lines
+from specdec.request.given import ids_of
 from specdec.show.table import need
 
 _SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -34,11 +35,19 @@ class Prompt:
         id: unique in its set.
         turns: texts, or ids of one turn that is encoded already.
         category: of the set's table; may be empty.
+        inputs: of a prompt of one turn of ids with pictures or sound, what the target's processor
+            returns for it.
     """
 
     id: str
     turns: tuple[str | Any, ...]  # `Any` is ids: of prompts of texts no type checker asks
     category: str = ""
+    inputs: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, id: str, inputs: Mapping[str, Any], category: str = "") -> Prompt:
+        """A prompt of what the target's processor returns for it alone."""
+        return cls(id, (tuple(ids_of(inputs)),), category, inputs)
 
     def __post_init__(self):
         for turn in self.turns:
@@ -169,16 +178,22 @@ def own_prompts() -> list[Prompt]:
 
 
 def as_prompts(
-    prompts: Tensor | Iterable[str | Prompt | Sequence[int]], attention_mask: Tensor | None = None
+    prompts: Tensor | Iterable[str | Prompt | Sequence[int] | Mapping],
+    attention_mask: Tensor | None = None,
 ) -> list[Prompt]:
-    """Prompts in any of the forms that `evaluate` takes: texts, ids, `Prompt` records, or ids
-    `[B, T]` with a mask of their real tokens.
+    """Prompts in any of the forms that `evaluate` takes: texts, ids, what a processor returns for
+    one prompt, `Prompt` records, or ids `[B, T]` with a mask of their real tokens.
     """
     if isinstance(prompts, str):
         raise TypeError("prompts must be a list of texts, got one text; put it into a list")
     if isinstance(prompts, Tensor):
         mask = torch.ones_like(prompts) if attention_mask is None else attention_mask
         prompts = [row[real.bool()] for row, real in zip(prompts, mask, strict=True)]
+    elif isinstance(prompts, Mapping):
+        raise TypeError(
+            "prompts must be a list, got one object; put what a processor returns for each prompt "
+            "into a list"
+        )
     elif attention_mask is not None:
         raise TypeError("attention_mask belongs to prompts in one tensor; lists have no padding")
     read = [_as_prompt(index, prompt) for index, prompt in enumerate(prompts)]
@@ -284,9 +299,11 @@ def _turns_of(entry: dict, form: _Form, worded: bool) -> list:
     return [form.wording.format(prompt=held, format=how, code=code or "# YOUR CODE HERE")]
 
 
-def _as_prompt(index: int, prompt: str | Prompt | Sequence[int]) -> Prompt:
+def _as_prompt(index: int, prompt: str | Prompt | Sequence[int] | Mapping) -> Prompt:
     if isinstance(prompt, Prompt):
         return prompt
+    if isinstance(prompt, Mapping):
+        return Prompt.of(str(index), prompt)
     if isinstance(prompt, str):
         return Prompt(str(index), (prompt,))
     ids = prompt.tolist() if isinstance(prompt, Tensor) else prompt

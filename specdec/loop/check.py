@@ -11,7 +11,7 @@ import torch
 from specdec.graphs.storage import stable_storage
 from specdec.loop.host import Generation
 from specdec.loop.outcome import Outcome
-from specdec.loop.prefill import prefill, prefill_chunk
+from specdec.loop.prefill import prefill, prefill_chunk, prefill_inputs
 from specdec.loop.state import StepState
 from specdec.loop.step import step
 from specdec.results import RowStep
@@ -44,6 +44,9 @@ class EagerTwin:
             theirs.signature, theirs.cache.num_slots, self._parts, request
         )
         self._state.load(request)
+        if request.prompt_inputs is not None:
+            prefill_inputs(self._parts, self._state, request.prompt_inputs, chunk_size)
+            return
         sizes = storage.replay.chunks(max(request.lengths) - 1, chunk_size)
         run_chunk = partial(prefill_chunk, self._parts, self._state)
         prefill(self._state, sizes, run_chunk, fixed=storage.replay.captured_chunks)

@@ -363,7 +363,7 @@ class OutputCollector:
         prompts, device = self._request.shown_prompts, self._request.padded.device
         ids = self._shown.get(rows)
         if ids is None:
-            ids = torch.tensor([prompts[row] for row in rows], device=device)
+            ids = torch.tensor([prompts[row] for row in rows], dtype=torch.long, device=device)
         while (column := ids.shape[1] - len(prompts[rows[0]])) < self._num_ready(rows):
             new = torch.tensor(self._column(rows, column), device=device)
             self._shown[rows] = ids = torch.cat([ids, new[:, None]], dim=1)

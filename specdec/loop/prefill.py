@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterable
 import torch
 
 from specdec.loop.state import Parts, StepState
+from specdec.targets.prompt_inputs import PromptChunk, PromptInputs
 
 
 def chunks(length: int, chunk_size: int) -> list[int]:
@@ -51,7 +52,26 @@ def prefill(
         start += size
 
 
-def prefill_chunk(parts: Parts, state: StepState, size: int) -> None:
+def prefill_inputs(parts: Parts, state: StepState, inputs: PromptInputs, chunk_size: int) -> None:
+    """The same for prompts that are more than ids; their chunks are read eagerly.
+
+    Args:
+        parts, state: as of `prefill_chunk`.
+        inputs: of the rows that the call has.
+        chunk_size: the most tokens of a chunk, but where tokens see later ones.
+    """
+    chunks = inputs.filled_to(state.signature.batch_size).chunks(chunk_size)
+    rest = iter(chunks)
+
+    def run_chunk(size: int) -> None:
+        prefill_chunk(parts, state, size, prompt=next(rest))
+
+    prefill(state, [chunk.size for chunk in chunks], run_chunk)
+
+
+def prefill_chunk(
+    parts: Parts, state: StepState, size: int, *, prompt: PromptChunk | None = None
+) -> None:
     """Reads the prompts' tokens of positions `chunk_start` to `chunk_start + size - 1`, in the rows
     that have them.
 
@@ -63,13 +83,15 @@ def prefill_chunk(parts: Parts, state: StepState, size: int) -> None:
         parts: the target reads the prompts, the drafter follows with the features.
         state: updated in place.
         size: tokens of the chunk.
+        prompt: what the target reads in place of these tokens, where prompts are more than ids.
     """
     buffer, start = state.buffer, state.chunk_start
     num_read = buffer.root_position  # [B], of the last prompt token
     positions = start + torch.arange(size + 1, device=start.device)
     known = positions.clamp(max=buffer.tokens.shape[1] - 1)
     tokens = buffer.tokens.index_select(1, known)  # [B, size + 1]
-    features = parts.target.prefill(state.cache, tokens[:, :-1], num_read, offset=start)
+    read = tokens[:, :-1], num_read
+    features = parts.target.prefill(state.cache, *read, offset=start, prompt=prompt)
     # The pair (feature of the last token read, last prompt token) is left to the first proposal.
     num_new = (num_read - 1 - start).clamp(-1, size)
     known = tokens, features, start.repeat(len(num_read)), num_new

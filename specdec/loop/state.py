@@ -347,5 +347,5 @@ class StepState:
 def _inputs_of(request: Request) -> dict[str, Tensor]:
     """What windows say of the rows of a call, on the host; see `SlotCache`."""
     ends = torch.tensor(request.lengths, device="cpu") - 1
-    ends = ends + request.row_inputs.get("position_offset", 0)
-    return {**request.row_inputs, "prompt_end": ends}
+    own = request.step_inputs
+    return {**own, "prompt_end": ends + own.get("position_offset", 0)}

@@ -15,7 +15,7 @@ import torch
 
 from specdec.drafters.base import Drafter
 from specdec.graphs.tree import modules_of, size_bytes, weight_addresses
-from specdec.loop.prefill import chunks, prefill, prefill_chunk
+from specdec.loop.prefill import chunks, prefill, prefill_chunk, prefill_inputs
 from specdec.loop.replay import NUM_EAGER, Replay
 from specdec.loop.state import Parts, Signature, StepState, bucket_of_rows
 from specdec.loop.step import Stepper, step
@@ -71,6 +71,9 @@ class Storage:
 
     def prefill(self, request: Request, chunk_size: int) -> None:
         """Reads the prompts of the call that was loaded, in chunks of at most so many tokens."""
+        if request.prompt_inputs is not None:
+            prefill_inputs(self.parts, self.state, request.prompt_inputs, chunk_size)
+            return
         length, fixed = max(request.lengths) - 1, ()
         sizes = chunks(length, chunk_size)
         if self.replay is not None:
@@ -287,7 +290,7 @@ def signature_of(parts: Parts, request: Request, captures: bool) -> Signature:
         logits_filter=LogitsFilter(rows, **request.logits_filter).signature,
         wants_probs=request.draft_probs and parts.sampler.uses_draft_probs,
         is_captured=captures,
-        row_inputs=tuple((n, x.shape[1:], x.dtype) for n, x in request.row_inputs.items()),
+        row_inputs=tuple((n, x.shape[1:], x.dtype) for n, x in request.step_inputs.items()),
         wants_logprobs=request.output_logprobs,
     )
 

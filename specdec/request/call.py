@@ -23,8 +23,9 @@ from transformers import (
 )
 
 from specdec.arguments import check_choice, check_integer, name_of, plain_numbers, shown
-from specdec.hf import FILTERS, HEALING, UNSUPPORTED
+from specdec.hf import FILTERS, HEALING, PROMPT_INPUTS, UNSUPPORTED, prompt_inputs
 from specdec.processes import agreed
+from specdec.request.given import Given, GivenRows, by_rows, native
 from specdec.request.grammar import GrammarProcessor
 from specdec.request.options import (
     check_config,
@@ -38,6 +39,8 @@ from specdec.request.prompts import check_ids, offsets_among, read_batch, read_r
 from specdec.request.sampling import Sampling
 from specdec.samplers.logits_filter import LogitsFilter
 from specdec.targets import Target
+from specdec.targets.prompt_inputs import PromptInputs
+from specdec.targets.reading import refuse_text
 
 Method = TypeVar("Method", bound=Callable)
 
@@ -99,8 +102,9 @@ class GenerateOptions(TypedDict, total=False):
         row_inputs: what target and drafter read of each row, by name: tensors or sequences with a
             value for each prompt or row. Every target knows `"position_offset"`, an integer >= 0:
             the row's first token stands at this position. A target with LoRA layers of PEFT's knows
-            `"adapter"`: the name of the row's, `"__base__"` for none. A drafter names its own
-            (`Drafter.row_inputs`), an edit of the target likewise.
+            `"adapter"`: the name of the row's, `"__base__"` for none. A target that reads pictures
+            or sound knows `"prompt"`: what its processor returns for each prompt alone, `None` for
+            text. A drafter names its own (`Drafter.row_inputs`), an edit of the target likewise.
     """
 
     max_new_tokens: int
@@ -178,6 +182,8 @@ class Request:
         output_scores, output_logits, output_logprobs: what is kept of every new token.
         tokenizer: of the target.
         row_inputs: `[B, ...]` by name, on the host, what steps read of each row.
+        prompt_inputs: what the target reads of the prompts where they are more than ids.
+        is_embedded: the prompts are embeddings and have no ids; those of `tokens` stand for them.
     """
 
     padded: Tensor
@@ -199,6 +205,14 @@ class Request:
     output_logprobs: bool = False
     tokenizer: PreTrainedTokenizerBase | None = None
     row_inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    prompt_inputs: PromptInputs | None = None
+    is_embedded: bool = False
+
+    @property
+    def step_inputs(self) -> dict[str, Tensor]:
+        """All that steps read of each row: what the call brought, and what its prompts are."""
+        own = {} if self.prompt_inputs is None else self.prompt_inputs.row_inputs
+        return {**self.row_inputs, **{name: value.cpu() for name, value in own.items()}}
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -209,8 +223,10 @@ class Request:
     @cached_property
     def shown_prompts(self) -> list[list[int]]:
         """Each row's prompt as processors and stopping criteria see it: natively without padding,
-        through the hook as HF shows it.
+        through the hook as HF shows it. Embeddings are shown nobody.
         """
+        if self.is_embedded:
+            return [[] for _ in self.lengths]
         return self.prompts if self.is_alone else self.padded.tolist()
 
     def filled_to(self, rows: int) -> Request:
@@ -236,31 +252,42 @@ class Request:
             logits_filter=logits_filter,
             seeds=None if self.seeds is None else [*self.seeds, *[0] * missing],
             row_inputs=own,
+            prompt_inputs=self.prompt_inputs and self.prompt_inputs.filled_to(rows),
         )
 
 
 def read_request(
-    target: Target, input_ids: Tensor, attention_mask: Tensor | None, options: dict[str, Any]
+    target: Target, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any]
 ) -> Request:
     """A call with `GenerateOptions`, resolved by HF once they are checked for what HF would ignore
     or take for something else.
     """
-    input_ids, attention_mask = _unpack(input_ids, attention_mask)
-    check_ids(input_ids)
+    input_ids, attention_mask, options = _unpack(target, input_ids, attention_mask, options)
+    beside = native(target, options)
+    if beside is None or not beside.is_embedded(input_ids):
+        check_ids(input_ids)
     given = _checked(target, options)
     own = {name: given.pop(name) for name in _OURS & given.keys()}
-    *asked, of_rows, alone = resolve(target, input_ids, given)
+    own["row_inputs"], rows = by_rows(own.get("row_inputs"))
+    if rows is not None and beside is not None:
+        raise TypeError(
+            f"row_inputs['prompt'] says what prompts are, and so do {', '.join(beside.values)}; "
+            "leave one of them out"
+        )
+    beside = beside or rows
+    ids = input_ids if beside is None else beside.ids(target, input_ids)
+    *asked, of_rows, alone = resolve(target, ids, given)
     passed = [name_of(processor) for processor in given.get("logits_processor", ())]
     return request_of(
         *(target, input_ids, attention_mask, *asked),
         **{"tokenizer": given.get("tokenizer"), "of_rows": of_rows, "alone": alone},
-        **{"passed": passed, **own},
+        **{"passed": passed, "beside": beside, **own},
     )
 
 
 def request_of(
     target: Target,
-    input_ids: Tensor,
+    input_ids: Tensor | None,
     attention_mask: Tensor | None,
     processors: LogitsProcessorList,
     criteria: StoppingCriteriaList,
@@ -272,9 +299,11 @@ def request_of(
     passed: Sequence[str] = (),
     seed: int | Sequence[int] | None = None,
     row_inputs: Mapping[str, Any] | None = None,
+    beside: Given | GivenRows | None = None,
     **own: Any,
 ) -> Request:
-    """The call that HF has resolved.
+    """The call that HF has resolved. What prompts bring beside ids is read last, when all else is
+    known to be right.
 
     Args:
         target: of the generator.
@@ -289,6 +318,7 @@ def request_of(
         passed: names of the processors that the call itself passed.
         seed: as in `generate`.
         row_inputs: as in `generate`.
+        beside: what the prompts are beside ids.
         own: fields of `Request`.
 
     Raises:
@@ -298,14 +328,21 @@ def request_of(
     check_config(config)
     eos, max_length, others = ends_among(criteria)
     padding_id, copies = config.pad_token_id, config.num_return_sequences or 1
+    ids = input_ids if beside is None else beside.ids(target, input_ids)
+    if attention_mask is None and beside is not None and beside.is_embedded(input_ids):
+        attention_mask = torch.ones_like(ids)
     padded, tokens, lengths = read_batch(
-        *(input_ids, attention_mask),
+        *(ids, attention_mask),
         **{"vocab_size": target.vocab_size, "device": target.device},
         padding_id=None if alone is None or padding_id in eos else padding_id,
     )
+    if beside is None and max(lengths) > 1:  # one token sees itself only
+        refuse_text(target.model)
     if alone is not None and copies > 1:  # through the hook HF has done so
         padded, tokens = (x.repeat_interleave(copies, dim=0) for x in (padded, tokens))
         lengths = [length for length in lengths for _ in range(copies)]
+    if beside is not None and alone is None and beside.is_embedded(input_ids):
+        max_length += padded.shape[1]  # through the hook HF counts ids
     rows, room = len(lengths), max_length - padded.shape[1]
     inputs = _row_inputs(target, row_inputs, rows, copies if alone is not None else 1)
     _check_room(target, lengths, room, inputs)
@@ -331,7 +368,32 @@ def request_of(
         row_inputs=inputs,
         **own,
     )
-    return replace(request, processors=_start_processors(request, history, alone))
+    if beside is not None:
+        request = _as_passed(request, beside, input_ids)
+    request = replace(request, processors=_start_processors(request, history, alone))
+    if beside is None:
+        return request
+    own = copies if alone is not None else 1
+    prompts = beside.read(target, input_ids, attention_mask, lengths[::own], padded.shape[1])
+    if own > 1:
+        prompts = prompts.repeated(own)
+    _check_room(target, lengths, room, prompts.row_inputs)
+    return replace(request, prompt_inputs=prompts)
+
+
+def _as_passed(request: Request, beside: Given | GivenRows, input_ids: Tensor | None) -> Request:
+    """The call with ids as they were passed: those of pictures may lie beyond the vocabulary, and
+    embeddings have none.
+    """
+    if "position_offset" in request.row_inputs:
+        raise ValueError(
+            "row_inputs['position_offset'] has no effect beside pictures, sound or embeddings, "
+            "whose positions the model's own generate() prepares; leave it out"
+        )
+    if beside.is_embedded(input_ids):
+        return replace(request, padded=request.padded[:, :0], is_embedded=True)
+    rows, own = len(request.padded), input_ids.to(request.padded.device).long()
+    return replace(request, padded=own.repeat_interleave(rows // len(own), dim=0))
 
 
 def _row_inputs(
@@ -368,7 +430,9 @@ def _checked(target: Target, options: dict[str, Any]) -> dict[str, Any]:
         near = difflib.get_close_matches(name, GenerateOptions.__annotations__, n=1)
         hint = f"known are {', '.join(GenerateOptions.__annotations__)}; other options of HF "
         hint += "generate work through model.generate(..., custom_generate=generator)"
-        if name == "token_type_ids":
+        if name in PROMPT_INPUTS:
+            hint = f"{type(target.model).__name__} has no such input; leave it out"
+        elif name == "token_type_ids":
             hint = "decoder-only models have no such input; leave it out"
         elif name == "token_healing":
             hint = HEALING
@@ -422,19 +486,32 @@ def _are_names(given: Any) -> bool:
 
 
 def _unpack(
-    input_ids: Tensor | Mapping, attention_mask: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Ids and mask, which a tokenizer returns as one object."""
+    target: Target,
+    input_ids: Tensor | Mapping | None,
+    attention_mask: Tensor | None,
+    options: dict[str, Any],
+) -> tuple[Tensor | None, Tensor | None, dict[str, Any]]:
+    """Ids and mask, which a tokenizer returns as one object, and a processor with all that its
+    model reads of a prompt; that is among the options returned.
+    """
     if not isinstance(input_ids, Mapping):
-        return input_ids, attention_mask
-    surplus = input_ids.keys() - {"input_ids", "attention_mask", "token_type_ids"}
-    if "input_ids" not in input_ids or surplus or attention_mask is not None:
+        return input_ids, attention_mask, dict(options)
+    own = prompt_inputs(target.model)
+    read = {name: value for name, value in input_ids.items() if name in own}
+    surplus = input_ids.keys() - {"input_ids", "attention_mask", "token_type_ids"} - own
+    twice = read.keys() & options.keys()
+    if (
+        not input_ids.keys() & {"input_ids", "inputs_embeds"}
+        or surplus
+        or twice
+        or (attention_mask is not None)
+    ):
         raise TypeError(
             "expected input_ids as a tensor, or a tokenizer's output with input_ids and "
             f"attention_mask in one object; got one with {', '.join(map(str, input_ids))}"
             + (" and an attention_mask beside it" if attention_mask is not None else "")
         )
-    return input_ids["input_ids"], input_ids.get("attention_mask")
+    return input_ids.get("input_ids"), input_ids.get("attention_mask"), {**options, **read}
 
 
 def _start_processors(
@@ -454,7 +531,8 @@ def _start_processors(
     groups = [(slice(0, len(request.lengths)), request.padded, processors)]
     if alone is not None:
         split = request.tokens.to(request.padded.device).split(1)
-        rows = [row[:, :length] for row, length in zip(split, request.lengths, strict=True)]
+        shown = [0] * len(split) if request.is_embedded else request.lengths
+        rows = [row[:, :length] for row, length in zip(split, shown, strict=True)]
         groups = [(slice(n, n + 1), ids, alone(ids)) for n, ids in enumerate(rows)]
     return tuple(
         (rows, LogitsProcessorList(started(p, ids, rows.start) for p in processors))

@@ -30,7 +30,14 @@ from transformers import (
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from specdec.arguments import name_of, plain_numbers, shown
-from specdec.hf import BEFORE_FILTERS, BESIDE_FILTERS, FILTERS, HEALING, UNSUPPORTED
+from specdec.hf import (
+    BEFORE_FILTERS,
+    BESIDE_FILTERS,
+    FILTERS,
+    HEALING,
+    UNSUPPORTED,
+    takes_positions,
+)
 from specdec.request.sampling import Sampling
 from specdec.samplers.logits_filter import LogitsFilter
 from specdec.targets import Target
@@ -194,6 +201,8 @@ def _resolved(
         config.use_cache = False  # or HF would make one, with a layer for each of the model's
     if config.eos_token_id in ([], ()):
         config.eos_token_id = None
+    if takes_positions(model):  # or HF may note those that it makes down in the model's modules
+        given["position_ids"] = torch.zeros_like(input_ids)
     own, width = LogitsProcessorList(given.pop("logits_processor", ())), input_ids.shape[1]
     notes = []
 
@@ -235,7 +244,7 @@ def _processors_alone(
         encoder_input_ids=ids,
         logits_processor=own,
         device=ids.device,
-        model_kwargs={"attention_mask": torch.ones_like(ids)},
+        model_kwargs={"attention_mask": torch.ones_like(ids) if ids.numel() else None},
     )
     return split_warpers(processors, config)[0]
 

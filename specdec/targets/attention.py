@@ -43,13 +43,14 @@ def slot_attention(
 ) -> tuple[Tensor, None]:
     """Attention of a window of queries over the slots of its rows, as HF modules call it: with
     their `layer_idx`, their words for `AttentionOptions` (`s_aux` are sinks), the window of the
-    current forward, and no mask. Returns what `attend` does, and `None` for attention weights.
-    Queries that are wanted as features are noted in the window.
+    current forward, and no mask but those of a prompt that sees itself both ways. Returns what
+    `attend` does, and `None` for attention weights. Queries that are wanted as features are noted
+    in the window.
 
     Raises:
         ValueError: the model brings a mask of its own, or drops the window on the way.
     """
-    if slot_window is None or attention_mask is not None:
+    if slot_window is None or (attention_mask is not None and not slot_window.has_own_masks):
         _refuse(module, attention_mask)
     window = slot_window.layer_windows.get(module.layer_idx)
     if getattr(module, "tempers_queries", False):
@@ -58,7 +59,7 @@ def slot_attention(
         scaled = query * (query.shape[-1] ** -0.5 if scaling is None else scaling)
         slot_window.features[name] = scaled.transpose(1, 2).flatten(2)
     options = AttentionOptions(scaling, softcap, s_aux, window)
-    return attend(slot_window, query, key, value, options), None
+    return attend(slot_window, query, key, value, options, attention_mask), None
 
 
 def _tempered(module: torch.nn.Module, query: Tensor, window: Window) -> Tensor:
@@ -71,7 +72,12 @@ def _tempered(module: torch.nn.Module, query: Tensor, window: Window) -> Tensor:
 
 
 def attend(
-    window: Window, query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
+    window: Window,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    options: AttentionOptions,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Attention of a window over slots: on a GPU, where the queries are few, by a kernel that reads
     each row's filled slots; else with a dense mask.
@@ -82,6 +88,7 @@ def attend(
         keys: `[B, Hkv, S', D]`, slots of the cache.
         values: `[B, Hkv, S', Dv]`.
         options: how scores become weights, and the layer's sliding window or `Chunk`.
+        mask: additive `[B, 1, N, S']`, in place of that of the window.
 
     Returns:
         `[B, N, Hq, Dv]`.
@@ -89,7 +96,7 @@ def attend(
     num_queries = query.shape[2]
     if window.slots.device != query.device:
         window = window.on(query.device)
-    if window.has_kernels and _attends_raggedly(window, query, keys):
+    if mask is None and window.has_kernels and _attends_raggedly(window, query, keys):
         slots = window.slots[:, -num_queries:].expand(len(query), -1)
         visible = own_visible(window, num_queries, options.sliding_window, options.is_causal)
         positions = None if options.sliding_window is None else window.positions
@@ -102,7 +109,9 @@ def attend(
         options = options._replace(window_visible=visible, positions=positions)
         return ragged_attention(query, keys, values, slots, options)
     scale, softcap, sinks, sliding_window, *_, is_causal = options
-    mask = window_mask(window, num_queries, query.dtype, sliding_window, is_causal)
+    if mask is None:
+        mask = window_mask(window, num_queries, query.dtype, sliding_window, is_causal)
+    mask = mask.to(query.dtype)
     if softcap is None and sinks is None:
         is_grouped = query.shape[1] != keys.shape[1]
         out = F.scaled_dot_product_attention(

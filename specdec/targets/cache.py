@@ -28,6 +28,7 @@ from specdec.graphs.tree import shared, tables
 from specdec.kernels import write_slots
 from specdec.kernels.slots.reference import writes_slots
 from specdec.targets.edits.memory import LayerStates, Memory, MixerPlan, Place, row_bytes
+from specdec.targets.prompt_inputs import PromptChunk
 
 SLOT_MULTIPLE = 16
 """Numbers of slots are multiples of this, so that every row of a mask starts at an address that
@@ -90,6 +91,7 @@ class Window:
         is_chunk: of a prompt: many tokens, all of which are kept.
         memory: what recurrent layers remember of the rows; `None` where there are none.
         has_kernels: attention over the window may be `ragged_attention`.
+        prompt: what the text decoder reads in place of token ids, a chunk of `PromptInputs`.
 
     Attributes:
         masks: additive masks of this forward, made on first use (attention.py).
@@ -110,7 +112,9 @@ class Window:
         is_chunk: bool = False,
         memory: Memory | None = None,
         has_kernels: bool = False,
+        prompt: PromptChunk | None = None,
     ):
+        self.prompt = prompt
         self.slots, self.num_attended = slots, num_attended
         self.positions, self.visible, self.row_inputs = positions, visible, row_inputs or {}
         self.layer_windows, self.has_kernels = layer_windows or {}, has_kernels
@@ -136,6 +140,11 @@ class Window:
         has_offset = "position_offset" in self.row_inputs
         fits = limit is None or (padding_slot < limit and not has_offset)
         return positions if fits else positions.clamp(max=limit - 1)
+
+    @property
+    def has_own_masks(self) -> bool:
+        """Its prompt says what each token sees, and not the slots."""
+        return self.prompt is not None and not self.prompt.is_causal
 
     @property
     def since_prompt(self) -> Tensor:

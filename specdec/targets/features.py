@@ -57,7 +57,8 @@ def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, nn.ModuleList]:
     """
     num_layers = model.config.get_text_config().num_hidden_layers
     # Towers of images may have as many layers as the language model beside them.
-    backbone = getattr(model.base_model, "language_model", model.base_model)
+    base = model.base_model
+    backbone = getattr(base, "language_model", None) or getattr(base, "text_model", None) or base
     for module in backbone.modules():
         for child in module.children():
             if isinstance(child, nn.ModuleList) and len(child) == num_layers:

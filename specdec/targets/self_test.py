@@ -274,7 +274,7 @@ class _Plain:
         self.inputs = {n: state for n, state in self.states.items() if n.startswith(_ARRIVED)}
         dtypes = {model.dtype, *(self.states[name].dtype for name in route.compared_modules)}
         units = (torch.finfo(dtype).eps for dtype in dtypes)  # autocast rounds more
-        self._unit = max(*units, *map(_unit_of, self.states.values()))
+        self._unit = max(*units, *map(unit_of, self.states.values()))
         self._factor = NOISE_FACTOR if self._unit > 1e-5 else FINE_NOISE_FACTOR
         self._generator = torch.Generator().manual_seed(0)
         self._whole = None if read else read_whole(model, tokens)
@@ -291,7 +291,7 @@ class _Plain:
         for name, state in self.states.items():
             size = _distance(state, torch.zeros_like(state))
             error = _distance(moved[name], state).minimum(most * self._unit * size)
-            found[name] = error.maximum(_unit_of(state) * size)
+            found[name] = error.maximum(unit_of(state) * size)
         return found
 
     def difference(self, slots: Tensor, ours: dict[str, Tensor]) -> Differences:
@@ -511,7 +511,7 @@ def _take(state: Tensor, slots: Tensor) -> Tensor:
     return state[rows, slots.to(state.device)]
 
 
-def _unit_of(state: Tensor) -> float:
+def unit_of(state: Tensor) -> float:
     """One rounding to the data type of its products, in parts of a state."""
     rounds_products = state.is_cuda and torch.backends.cuda.matmul.allow_tf32
     # HF computes softmax and rotary angles in float32 even where a model is in float64.

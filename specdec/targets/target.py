@@ -12,17 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from specdec.arguments import check_choice, check_integer
 from specdec.graphs.tree import modules_of, weight_addresses
-from specdec.hf import device_of, position_limit
+from specdec.hf import device_of, is_prefix_lm, position_limit
 from specdec.targets.cache import Chunk, SlotCache, check_room
 from specdec.targets.discovery import find_route, length_to_try
 from specdec.targets.edits.adapters import adapter_indices
 from specdec.targets.edits.edit import Edit, check_edits, name_of
 from specdec.targets.edits.layers import only_layers
 from specdec.targets.features import FeatureLayer, Queries, check_layers
+from specdec.targets.prompt_inputs import PromptChunk, PromptInputs
+from specdec.targets.prompt_trial import compare_prompts
+from specdec.targets.reading import Recording, inputs_of, read_causally, refuse_prompts
 from specdec.targets.route import Route
 from specdec.targets.self_test import try_edits
 from specdec.targets.views import Views, forward, open_views, open_window
@@ -95,9 +98,10 @@ class SlotModel:
                 f"{type(model).__name__} is on the meta device and has no weights; load it, or "
                 "offload it by accelerate, whose hooks bring the weights in"
             )
-        route = find_route(model, fuse=self._fuse, num_tokens=num_tokens)
+        tried = read_causally(model) if is_prefix_lm(model) else model
+        route = find_route(tried, fuse=self._fuse, num_tokens=num_tokens)
         if self.edits:
-            try_edits(model, route, self.edits)
+            try_edits(tried, route, self.edits)
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
         self.max_positions = position_limit(self.config)
@@ -105,6 +109,7 @@ class SlotModel:
         self.num_handles, self.hooks = RemovableHandle.next_id, hooks_of(modules_of(model))
         self._dtype = model.dtype
         self.route: Route = route
+        self._tried_prompts: set[tuple[frozenset[str], frozenset[str]]] = set()  # by kinds
         if vars(self).pop("_views", None):
             _ = self._views
 
@@ -407,6 +412,7 @@ class Target(SlotModel):
         lengths: Tensor,
         *,
         offset: int | Tensor,
+        prompt: PromptChunk | None = None,
     ) -> Tensor | None:
         """Reads one chunk of the prompts; rows shorter than the chunk write nothing.
 
@@ -419,6 +425,8 @@ class Target(SlotModel):
             lengths: `[B]` how many tokens of each prompt to read in all; positions at or beyond it
                 are skipped.
             offset: position of the chunk's first token; a tensor `[]` where it is on the device.
+            prompt: what is read in place of these ids, of `read_prompts`; its rows have lengths of
+                their own, and the cache's row inputs those of it.
 
         Returns:
             Features `[B, C, F]`, or `None`.
@@ -426,10 +434,75 @@ class Target(SlotModel):
         cache.check_rows(tokens)
         if not isinstance(offset, Tensor):
             check_integer("offset", offset, 0)
+        if prompt is not None:
+            lengths = torch.tensor(prompt.lengths, device=tokens.device)
         positions = offset + torch.arange(tokens.shape[1], device=tokens.device)
         slots = torch.where(positions < lengths[:, None], positions, cache.padding_slot)
         tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
-        return self.forward(tokens, cache, slots, logits_to_keep=None, is_chunk=True)[1]
+        options = {"logits_to_keep": None, "is_chunk": True, "prompt": prompt}
+        return self.forward(tokens, cache, slots, **options)[1]
+
+    @torch.inference_mode()
+    def read_prompts(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor,
+        given: Mapping[str, Any],
+        config: GenerationConfig | None = None,
+    ) -> PromptInputs:
+        """Prompts with pictures, sound or embeddings, as the model's own `generate` prepares them
+        and its own outer forward hands them to its text decoder. Towers run once, by the model's
+        modules. The first prompts of a kind are tried: HF goes on with them for a few tokens, and
+        windows over slots must have the same logits.
+
+        Args:
+            input_ids: `[B, L]`, padded on the left; `None` for embeddings alone.
+            attention_mask: `[B, L]`, 1 for tokens.
+            given: what `generate` takes beside them, by name.
+            config: where HF has prepared them for a decoding method, what it hands to one; `given`
+                is then the rest of that.
+
+        Raises:
+            ValueError: a model that reads nothing but text, or such prompts otherwise than slots
+                can hold; with the reason.
+        """
+        refuse_prompts(self.model)
+        kind = frozenset(name for name, value in given.items() if value is not None)
+        tried = self._tried_prompts
+        goes_on = not any(kind == one for one, _ in tried)
+        inputs = input_ids, attention_mask, given, config
+        prompts, recording = self._read_prompts(*inputs, goes_on=goes_on)
+        if (kind, prompts.kind) not in tried:
+            if not goes_on:  # the same inputs, of which something else is made
+                prompts, recording = self._read_prompts(*inputs, goes_on=True)
+            plain = copy.copy(self)
+            plain.edits, plain.feature_layers = (), ()
+            vars(plain).pop("_views", None)
+            compare_prompts(plain, prompts, recording)
+            tried.add((kind, prompts.kind))
+        return prompts
+
+    def _read_prompts(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor,
+        given: Mapping[str, Any],
+        config: GenerationConfig | None,
+        *,
+        goes_on: bool,
+    ) -> tuple[PromptInputs, Recording]:
+        recording = Recording(self.model, goes_on=goes_on)
+        if config is None:
+            recording.generate(input_ids, attention_mask, given)
+        else:
+            recording.prepared(input_ids, config, given)
+        prompts = inputs_of(recording, self.route, input_ids, attention_mask != 0)
+        if self.is_recurrent and not prompts.is_causal:
+            raise ValueError(
+                f"{type(self.model).__name__} has recurrent layers and a prompt that sees itself "
+                "both ways, which cannot be read in windows; use HF generate for such prompts"
+            )
+        return prompts, recording
 
     def verify(
         self,

@@ -162,7 +162,6 @@ def test_every_door_checks_when_it_is_called(method):
 
 POSITIONS = (MASK.cumsum(dim=1) - 1).clamp(min=0)
 HOOKED = [
-    ("inputs_embeds", {"inputs": None, "inputs_embeds": MODEL.get_input_embeddings()(IDS)}),
     ("num_beams", {"num_beams": 2}),
     ("synced_gpus=True is not supported", {"synced_gpus": True}),
     ("assistant_model .*ModelDrafter", {"assistant_model": perturbed(MODEL)}),

@@ -173,10 +173,11 @@ def rows_of(
     request: Request,
     row_inputs: Any,
 ) -> list[RowText]:
-    """The texts of a call's rows, each with its offset and its adapter."""
-    adapters = (row_inputs or {}).get("adapter") or repeat(None)
-    each = zip(prompts, texts, offsets_among(request.row_inputs), adapters, strict=False)
-    return [RowText([*p, *t], len(p), offset, adapter) for p, t, offset, adapter in each]
+    """The texts of a call's rows, each with its offset, its adapter and its pictures."""
+    adapters, inputs = ((row_inputs or {}).get(n) or repeat(None) for n in ("adapter", "prompt"))
+    offsets = offsets_among(request.row_inputs)
+    each = zip(prompts, texts, offsets, adapters, inputs, strict=False)
+    return [RowText([*p, *t], len(p), *own) for p, t, *own in each]
 
 
 def inputs_of(row_inputs: Mapping[str, Any] | None, numbers: Sequence[int]) -> dict | None:

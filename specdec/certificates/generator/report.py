@@ -23,6 +23,7 @@ from specdec.certificates.generator.text import TextAudit, audit_text
 from specdec.generator import SpeculativeGenerator
 from specdec.hf import FILTERS
 from specdec.request import Sampling
+from specdec.request.given import ids_of
 from specdec.request.prompts import id_lists, left_padded
 from specdec.samplers import draw_by_race
 from specdec.show.text import draft_size
@@ -96,7 +97,7 @@ class RunReport:
 
 def certify_generator(
     generator: SpeculativeGenerator,
-    prompts: Sequence[Sequence[int]] | Tensor,
+    prompts: Sequence[Sequence[int]] | Sequence[Mapping[str, Any]] | Tensor,
     *,
     num_samples: int = 64,
     max_new_tokens: int = 64,
@@ -117,7 +118,8 @@ def certify_generator(
 
     Args:
         generator: of any drafter and sampler.
-        prompts: token ids of each, without padding.
+        prompts: token ids of each, without padding; or what the target's processor returns for
+            each, where they have pictures or sound.
         num_samples: texts drawn per prompt.
         max_new_tokens: of each of these.
         settings: options of `generate` (temperature, top_p, logits_processor, generation_config,
@@ -155,8 +157,11 @@ def certify_generator(
         raise ValueError("until_sure goes on until target_bias would have been seen; pass one")
     check_reference(reference, generator.target)
     check_function("progress", progress, "one that wraps a list, such as tqdm")
-    prompts = _token_ids(prompts)
+    prompts, inputs = _token_ids(prompts)
     settings = _settings(settings, len(prompts))
+    if inputs is not None:
+        given = [dict(each.get("row_inputs") or {}, prompt=inputs) for each in settings]
+        settings = [{**s, "row_inputs": own} for s, own in zip(settings, given, strict=True)]
     drafter, sampler = generator.drafter, generator.sampler
     sampling = Sampling(**{name: each for name, each in settings[0].items() if name in FILTERS})
     audited, own = (generator, prompts, audit_tokens), settings[0].get("row_inputs")
@@ -271,15 +276,21 @@ def _shown(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in named.items()) or "temperature 1.0"
 
 
-def _token_ids(prompts: Sequence[Sequence[int]] | Tensor) -> list[list[int]]:
-    """Different prompts, none of them empty."""
+def _token_ids(
+    prompts: Sequence[Sequence[int]] | Sequence[Mapping[str, Any]] | Tensor,
+) -> tuple[list[list[int]], list[Mapping[str, Any] | None] | None]:
+    """Different prompts, none of them empty; and what they are beside ids, if any is more."""
+    inputs = None
+    if not isinstance(prompts, Tensor) and any(isinstance(one, Mapping) for one in prompts):
+        inputs = [one if isinstance(one, Mapping) else None for one in prompts]
+        prompts = [ids_of(one) if isinstance(one, Mapping) else one for one in prompts]
     prompts = id_lists("prompts", prompts)
-    if len({tuple(prompt) for prompt in prompts}) < len(prompts):
+    if inputs is None and len({tuple(prompt) for prompt in prompts}) < len(prompts):
         raise ValueError(
             "two prompts are equal: the second shows nothing that a larger num_samples would not; "
             "pass different prompts"
         )
-    return prompts
+    return prompts, inputs
 
 
 def _line(part: object, text: str) -> str:

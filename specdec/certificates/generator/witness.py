@@ -9,13 +9,15 @@ Legend: T tokens of a text, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from specdec.hf import cache_argument, device_of, takes_positions
 
@@ -34,12 +36,14 @@ class RowText:
         start: tokens of the prompt.
         offset: position of its first token.
         adapter: PEFT's name of its adapter; `None` for those that are active.
+        prompt: what the model's processor makes of the prompt, where it is more than ids.
     """
 
     ids: Sequence[int]
     start: int
     offset: int = 0
     adapter: str | None = None
+    prompt: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +62,11 @@ class Witness:
 
     @torch.inference_mode()
     def logits(self, text: RowText) -> Tensor:
-        """`[T, V]` before each new token, from one forward without a cache."""
+        """`[T, V]` before each new token, from one forward without a cache; of prompts that are
+        more than ids from the steps of HF's `generate`, which are led along the text.
+        """
+        if text.prompt is not None:
+            return self._led(text)
         ids = torch.tensor([list(text.ids)], device=device_of(self.model))
         with _adapter(self.model, text.adapter):
             own = self._positions(text, 0, ids.shape[1])
@@ -70,6 +78,8 @@ class Witness:
         """`[T, V]` likewise: the prompt at once and then a few tokens at a time, through HF's own
         cache.
         """
+        if text.prompt is not None:
+            return self.logits(text)
         ids = torch.tensor([list(text.ids)], device=device_of(self.model))
         past = {cache_argument(self.model): DynamicCache(config=self.model.config)}
         found, at = [], 0
@@ -91,12 +101,34 @@ class Witness:
             one: `[T, V]`, its `logits`.
             other: `[T, V]` of another sound forward; `None` for `in_pieces`.
         """
+        if text.prompt is not None:  # HF has one way of reading it: the most that may be
+            finite = one.double().masked_fill(one.isinf(), 0.0)
+            eps = max(torch.finfo(dtype).eps for dtype in (self.model.dtype, one.dtype))
+            return MAX_ROUNDING * eps * finite.abs().max().item()
         other = self.in_pieces(text) if other is None else other
         off = (one.double() - other.double().to(one.device)).nan_to_num(nan=0.0).abs().max().item()
         eps = max(torch.finfo(dtype).eps for dtype in (self.model.dtype, one.dtype, other.dtype))
         finite = one.double().masked_fill(one.isinf(), 0.0)
         last_bit = eps * finite.abs().max().item()
         return min(max(2 * off, last_bit), MAX_ROUNDING * last_bit)
+
+    def _led(self, text: RowText) -> Tensor:
+        new = text.ids[text.start :]
+
+        def lead(ids: Tensor, scores: Tensor) -> Tensor:
+            own = torch.full_like(scores, -torch.inf)
+            own[:, new[ids.shape[1] - text.start]] = 0
+            return own
+
+        device = device_of(self.model)
+        inputs = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in text.prompt.items()}
+        options = {"max_new_tokens": len(new), "do_sample": False, "pad_token_id": 0}
+        options |= {"return_dict_in_generate": True, "output_logits": True, "eos_token_id": None}
+        own = copy.copy(self.model)
+        own.generation_config = GenerationConfig()
+        with _adapter(self.model, text.adapter):
+            out = type(own).generate(own, **inputs, **options, logits_processor=[lead])
+        return self._cut(torch.cat(out.logits))
 
     def _positions(self, text: RowText, first: int, count: int) -> dict[str, Tensor]:
         """Where tokens stand, for a row that is moved on; models without positions need none."""
