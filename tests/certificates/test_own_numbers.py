@@ -7,9 +7,9 @@ import torch
 from architectures import VOCAB
 from drafter_table import MODEL
 from drafting import perturbed, ragged_prompts
-from list_coupling import DrawsAhead, ListSampler, OfTheDraftItself, OneRaceForAllDepths
 from text_laws import ALPHA, TARGET, p_values_of_texts, sample, tiny
 
+from examples.list_coupling import DrawsAhead, ListSampler, OfTheDraftItself, OneRaceForAllDepths
 from specdec import (
     CouplingSampler,
     ModelDrafter,
