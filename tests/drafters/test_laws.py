@@ -148,7 +148,7 @@ def test_texts_have_the_targets_distribution(name, logits_filter, sampler, rows)
 
 # Law 3.
 
-LENGTHS, NUM_NEW = (1, 4, 6, 9), 16
+LENGTHS, NUM_NEW = (1, 4, 6, 9), 24
 BATCH, BATCH_MASK = ragged_prompts(VOCAB, *LENGTHS)
 
 
