@@ -148,7 +148,7 @@ def test_texts_have_the_targets_distribution(name, logits_filter, sampler, rows)
 
 # Law 3.
 
-LENGTHS, NUM_NEW = (1, 4, 6, 9), 16
+LENGTHS, NUM_NEW = (1, 4, 6, 9), 24
 BATCH, BATCH_MASK = ragged_prompts(VOCAB, *LENGTHS)
 
 
@@ -408,7 +408,7 @@ def test_tokens_drawn_many_times_match_the_probabilities_that_come_with_them(nam
     """False-alarm rate 1e-9 per check. Distributions half a temperature apart fail it by far."""
     options = dict(options)
     logits_filter = options.pop("logits_filter", {"temperature": 0.25, "top_p": 0.95})
-    rows, drafter = 4000 if name == "model" else 2000, make(name, 2, **options)
+    rows, drafter = 6000 if name == "model" else 2000, make(name, 2, **options)
     loop = loop_of(drafter, [[5, 17, 3, 8]] * rows)
     if isinstance(loop, FeatureLoop):
         loop.table = loop.table[:1].expand(rows, -1, -1)
