@@ -1,4 +1,6 @@
-"""Which cases of a long table run by default. The others are slow, and of the same law."""
+"""Which cases of a long table run by default. The others are `swept`, of the same law, and run in CI
+as a stage of their own.
+"""
 
 import itertools
 from collections.abc import Collection, Iterable
@@ -30,4 +32,4 @@ def first(values: Iterable, quick: Collection) -> list:
 
 def case(values: list, is_quick: bool):
     """One case of a table, as pytest takes it."""
-    return pytest.param(*values, marks=[] if is_quick else [pytest.mark.slow])
+    return pytest.param(*values, marks=[] if is_quick else [pytest.mark.swept])
