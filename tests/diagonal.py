@@ -1,5 +1,5 @@
-"""Which cases of a long table run by default. The others are `swept`, of the same law, and run in CI
-as a stage of their own.
+"""Which cases of a long table run by default. The others are `swept`, of the same law, and run in
+CI as a stage of their own.
 """
 
 import itertools
