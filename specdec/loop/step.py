@@ -64,8 +64,14 @@ def step(
         What happened, still on the device.
 
     Raises:
-        TypeError, ValueError: drafter or sampler returned no draft or verdict of the step's sizes.
+        TypeError, ValueError: more draft tokens than the state has room for, or drafter or sampler
+            returned no draft or verdict of the step's sizes.
     """
+    if not 0 <= num_draft_tokens <= (most := state.signature.num_draft_tokens):
+        raise ValueError(
+            f"a step of this generation drafts 0 to {most} tokens, and {num_draft_tokens} were "
+            "asked for; a stepper of your own may ask the inner one for fewer, not for more"
+        )
     noise = state.noise.at(state.buffer.root_position, num_draft_tokens + 1)
     draft = propose(parts, state, noise, num_draft_tokens)
     mark("draft")

@@ -57,6 +57,17 @@ def test_a_stepper_that_wraps_another_sees_every_step_and_changes_no_text(genera
     assert lengths == [3] * max(expected.stats.steps)
 
 
+@pytest.mark.parametrize("wanted", [-1, 4])
+def test_a_stepper_that_asks_for_more_than_there_is_room_for_is_told(generator, wanted):
+    """Before any state is touched."""
+    generation = generator.start(*PROMPTS, **OPTIONS)
+    inner, before = generation.stepper, generation.state.buffer.root_position.tolist()
+    generation.stepper = lambda state, num_draft_tokens: inner(state, wanted)
+    with pytest.raises(ValueError, match=f"drafts 0 to 3 tokens, and {wanted} were asked for; a"):
+        generator.step(generation)
+    assert generation.state.buffer.root_position.tolist() == before
+
+
 @pytest.mark.parametrize("options", [{"trace": True}, {"check": True}], ids=str)
 def test_a_call_that_is_traced_or_checked_gives_its_tensors_back_without_the_collector(options):
     """Its stepper holds none of the generation, so that no circle keeps it."""
