@@ -67,7 +67,7 @@ def step(
         TypeError, ValueError: more draft tokens than the state has room for, or drafter or sampler
             returned no draft or verdict of the step's sizes.
     """
-    if not 0 <= num_draft_tokens <= (most := state.signature.num_draft_tokens):
+    if num_draft_tokens not in range((most := state.signature.num_draft_tokens) + 1):
         raise ValueError(
             f"a step of this generation drafts 0 to {most} tokens, and {num_draft_tokens} were "
             "asked for; a stepper of your own may ask the inner one for fewer, not for more"
