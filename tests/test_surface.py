@@ -22,15 +22,24 @@ ROOMS = {
 """The public names by room."""
 
 
-def text_of_users() -> str:
-    """Pages, notebooks, examples and the programs beside the package; not the page of promises."""
-    patterns = "*.md", "docs/*.md", "docs/figures/*.py", "specdec/**/README.md", "examples/**/*.py"
-    patterns += "benchmarks/**/*.py", "recipes/**/*.py", "tests/test_types.py"
+def texts_of(*patterns: str) -> list[str]:
+    """Of files, without the page of promises."""
     paths = [path for pattern in patterns for path in ROOT.glob(pattern)]
     kept = (p for p in paths if p.name not in ("stability.md", "CHANGELOG.md"))
+    return [path.read_text(encoding="utf-8") for path in kept]
+
+
+def text_of_pages() -> str:
+    """Pages and notebooks."""
     notebooks = (json.loads(path.read_text()) for path in ROOT.glob("notebooks/*.ipynb"))
     cells = ("".join(cell["source"]) for book in notebooks for cell in book["cells"])
-    return "\n".join([*(path.read_text(encoding="utf-8") for path in kept), *cells])
+    return "\n".join([*texts_of("*.md", "docs/*.md", "specdec/**/README.md"), *cells])
+
+
+def text_of_users() -> str:
+    """Pages, notebooks, examples and the programs beside the package."""
+    patterns = "docs/figures/*.py", "examples/**/*.py", "benchmarks/**/*.py", "recipes/**/*.py"
+    return "\n".join([text_of_pages(), *texts_of(*patterns, "tests/test_types.py")])
 
 
 RETURNED = {"Estimate", "GenerationResult", "MTPConfig", "RunReport", "SpeculationStats", "Study"}
@@ -52,6 +61,24 @@ def test_a_name_in_two_rooms_is_one_object_and_every_name_exists():
             value = getattr(importlib.import_module(room), name)
             home = seen.setdefault(name, (room, value))
             assert home[1] is value or {home[0], room} == {"specdec.loop", "specdec.kernels"}
+
+
+def _modules_of(room: str) -> list:
+    return list(pkgutil.iter_modules(getattr(importlib.import_module(room), "__path__", [])))
+
+
+IMPORT = re.compile(r"^from (specdec(?:\.\w+)?) import (\([^)]*\)|.*)$", re.MULTILINE)
+
+
+def test_pages_and_notebooks_import_promised_names_from_rooms():
+    modules = {f"{r}.{m.name}" for r in ROOMS for m in _modules_of(r)}
+    found = [
+        (room, name)
+        for room, names in IMPORT.findall(text_of_pages())
+        for name in re.findall(r"\w+", re.sub(r"#.*|\bas \w+", "", names))
+        if ROOMS.get(room) and name not in ROOMS[room] and f"{room}.{name}" not in modules
+    ]
+    assert found == []
 
 
 def test_the_page_names_every_room_with_a_promise():

@@ -96,7 +96,9 @@ def _typed(study: Any, texts: dict[str, str] | None) -> dict[str, Any] | None:
     if texts is None:
         return None
     known = {
-        n: {number(v) if isinstance(v, float) else str(v): v for v in values}
+        n: {
+            number(v) if isinstance(v, float) else str("own" if v is None else v): v for v in values
+        }
         for n, values in axes_of(study.cells).items()
     }
     return {name: known.get(name, {}).get(text, text) for name, text in texts.items()}

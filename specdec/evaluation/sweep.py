@@ -263,10 +263,10 @@ class _Bench:
         is_greedy = cell["temperature"] == 0
         if is_greedy:
             rule |= dict.fromkeys(_OF_SAMPLING & rule.keys())
-        if is_greedy or not self._takes(cell):
-            rule |= dict.fromkeys(DRAWING)
-        elif cell.get("proposal") == "argmax":
-            rule["draft_temperature"] = None
+        drawing = _drawing(cell) if not is_greedy and self._takes(cell) else {}
+        if drawing.get("proposal") == "argmax":  # the same at every temperature
+            drawing.pop("draft_temperature", None)
+        rule = {name: v for name, v in rule.items() if name not in DRAWING} | drawing
         if is_way:
             is_any = True
         elif is_greedy:  # what equals the target's own token is accepted, see `accept_greedily`

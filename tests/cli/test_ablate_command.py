@@ -51,6 +51,17 @@ def test_the_command_prints_what_the_function_returns_and_keeps_its_file(study, 
     ]
 
 
+def test_a_value_of_null_is_called_own_in_files_and_options(tmp_path, capsys):
+    file = tmp_path / "study.toml"
+    file.write_text(
+        'drafters = ["lookup", "none"]\ndrafts = [1]\ntemperatures = [1]\nlimit = 6\n'
+        'max_new_tokens = 4\nbatch_size = 6\nvary = {proposal = ["own", "argmax"]}\n'
+    )
+    assert main(["ablate", str(file), "--minus", "drafter=none,proposal=own"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "minus that of none, own; p by all label swaps within 6 prompts" in printed
+
+
 def test_the_figure_is_a_file(study, tmp_path, capsys):
     pytest.importorskip("matplotlib").use("agg")
     assert main(["ablate", str(study), "--plot", str(tmp_path / "a.svg")]) == 0

@@ -134,6 +134,20 @@ def test_proposals_are_of_drafters_that_take_them_and_of_sampled_text():
     }
 
 
+def test_a_drafter_that_takes_no_proposal_has_one_rule_beside_one_that_does():
+    study = sweep(
+        TARGET,
+        PROMPTS[:2],
+        drafters=[model, lookup],
+        drafts=[2],
+        vary={"proposal": ["own", "argmax"]},
+        temperatures=[1],
+        **OPTIONS,
+    )
+    assert [cell["proposal"] for cell in study.cells] == [None, "argmax"] * 2
+    assert [line["same_as"] for line in study.records()] == [None, None, None, 2]
+
+
 def test_objects_trees_and_varied_options():
     drafter, trees = ModelDrafter(DRAFT, 3), ModelDrafter(DRAFT, tree=Tree(4, 2))
     study = sweep(
