@@ -133,11 +133,12 @@ def load_drafter(
     Args:
         name: `"none"` (plain decoding), `"lookup"`, `"suffix"`, `"zoo:eagle3"`;
             `"lookahead:5,4,5"`, a `LookaheadDrafter` of these W, N and G; `"self:1024"`, the target
-            itself over a draft cache of so many tokens; the folder or Hugging Face id of a draft model, or of a head as `"eagle:PATH"`, `"mask-token:PATH"`,
-            `"mtp:PATH"` or `"assistant:PATH"` (folders of all but `mtp` are recognised); or your
-            own as `"mine.py:make"` or `"package.module:function"`, a function or class of
-            (target, num_draft_tokens), and of `tree` and `options` where these are given; or such
-            a function itself. `"mine.py:LAYOUT:PATH"` is the folder or id of a head whose files are
+            itself over a draft cache of so many tokens; the folder or Hugging Face id of a draft
+            model, or of a head as `"eagle:PATH"`, `"mask-token:PATH"`, `"mtp:PATH"` or
+            `"assistant:PATH"` (folders of all but `mtp` are recognised); or your own as
+            `"mine.py:make"` or `"package.module:function"`, a function or class of (target,
+            num_draft_tokens), and of `tree` and `options` where these are given; or such a
+            function itself. `"mine.py:LAYOUT:PATH"` is the folder or id of a head whose files are
             read by your own record, a `specdec.checkpoints.Layout`, whatever they look like.
         target: the model that it drafts for.
         num_draft_tokens: K; `None` for the drafter's own default.
