@@ -117,6 +117,9 @@ class _Watched(ScriptedNoise):
         self.paths.update(torch.as_tensor(path, device="cpu").flatten().tolist())
         return torch.ones_like(logits, dtype=torch.float64)
 
+    def exponentials(self, vocab_size: int) -> Tensor:
+        return self._uniforms.new_ones(len(self._uniforms), vocab_size)
+
 
 class DrawnNoise(ScriptedNoise):
     """Numbers that are given, and others that are drawn when they are first asked for.
@@ -163,6 +166,11 @@ class DrawnNoise(ScriptedNoise):
             drawn = torch.stack([self._drawn[each] for each in range(known, lists)], dim=1)
             self._exponentials = drawn if given is None else torch.cat([given, drawn], dim=1)
         return super().arrivals(logits, index, path=path)
+
+    def exponentials(self, vocab_size: int) -> Tensor:
+        if self._exponentials is None:
+            self.arrivals(self._uniforms.new_empty(len(self._uniforms), 1, vocab_size), 0)
+        return super().exponentials(vocab_size)
 
 
 def looks_ahead(
