@@ -181,8 +181,9 @@ def looks_ahead(
     """
     generator = torch.Generator().manual_seed(0)
     shape = 256, num_lists, _TOKENS + 1, vocab
-    logits = torch.randn(256, _TOKENS, vocab, generator=generator, dtype=dtype).to(device)
-    uniforms = torch.rand(256, len(Stream), _TOKENS + 1, generator=generator, dtype=torch.float64)
+    logits = torch.randn(256, _TOKENS, vocab, generator=generator, dtype=dtype, device="cpu")
+    logits, numbers = logits.to(device), (256, len(Stream), _TOKENS + 1)
+    uniforms = torch.rand(numbers, generator=generator, dtype=torch.float64, device="cpu")
     races = torch.empty(2, *shape, dtype=torch.float64, device="cpu")
     races.exponential_(generator=generator)
     logits_filter, paths = LogitsFilter(256, device=device), torch.arange(num_lists, device=device)
