@@ -67,9 +67,9 @@ MakeDrafter = Callable[..., Drafter | None]
 """(target, *, tokenizer, dtype, device) -> the drafter of a name that was found."""
 
 NAMES = (
-    "none, lookup, suffix, self:1024, zoo:model, zoo:eagle3, zoo:mask-token, zoo:mtp, eagle:PATH, "
-    "mask-token:PATH, mtp:PATH, medusa:PATH, assistant:PATH, PATH_OR_ID, mine.py:make, "
-    "package.module:function or mine.py:NAME:PATH"
+    "none, lookup, suffix, lookahead:15,5,15, self:1024, zoo:model, zoo:eagle3, zoo:mask-token, "
+    "zoo:mtp, eagle:PATH, mask-token:PATH, mtp:PATH, medusa:PATH, assistant:PATH, PATH_OR_ID, "
+    "mine.py:make, package.module:function or mine.py:NAME:PATH"
 )
 _ADVICE = (
     ("eagle eagle1 eagle2 eagle3", "eagle:PATH, or zoo:eagle3"),
@@ -132,15 +132,15 @@ def load_drafter(
     """Makes the drafter of a name.
 
     Args:
-        name: `"none"` (plain decoding), `"lookup"`, `"suffix"`, `"zoo:eagle3"`; `"self:1024"`, the
-            target itself over a draft cache of so many tokens; the folder or
-            Hugging Face id of a draft model, or of a head as `"eagle:PATH"`, `"mask-token:PATH"`,
-            `"mtp:PATH"`, `"medusa:PATH"` or `"assistant:PATH"` (folders of all but `mtp` are
-            recognised); or your own as `"mine.py:make"` or `"package.module:function"`, a function
-            or class of (target, num_draft_tokens), and of `tree` and `options` where these are
-            given; or such a function itself. `"mine.py:NAME:PATH"` is the folder or id of a head
-            whose files are read by your own `specdec.checkpoints.Layout`, whatever they look like,
-            or by your own `Family`.
+        name: `"none"` (plain decoding), `"lookup"`, `"suffix"`, `"zoo:eagle3"`;
+            `"lookahead:5,4,5"`, a `LookaheadDrafter` of these W, N and G; `"self:1024"`, the target
+            itself over a draft cache of so many tokens; the folder or Hugging Face id of a draft
+            model, or of a head as `"eagle:PATH"`, `"mask-token:PATH"`, `"mtp:PATH"`,
+            `"medusa:PATH"` or `"assistant:PATH"` (folders of all but `mtp` are recognised); or your
+            own as `"mine.py:make"` or `"package.module:function"`, a function or class of (target,
+            num_draft_tokens), and of `tree` and `options` where these are given; or such a function
+            itself. `"mine.py:NAME:PATH"` is the folder or id of a head whose files are read by your
+            own `specdec.checkpoints.Layout`, whatever they look like, or by your own `Family`.
         target: the model that it drafts for.
         num_draft_tokens: K; `None` for the drafter's own default.
         tree: drafted instead of chains of K tokens; `"32x6"` is `Tree(32, 6)`.
@@ -195,13 +195,16 @@ def find_drafter(
     kind, _, path = name.partition(":")
     if num_draft_tokens is not None and tree is not None:
         raise ValueError("num_draft_tokens belongs to chains; leave it out beside tree")
-    if name in ("none", "lookup", "suffix") or kind in ("self", "zoo"):
+    if name in ("none", "lookup", "suffix") or kind in ("self", "zoo", "lookahead"):
         _refuse_layouts(layouts, name)
     if name == "none":
         _refuse(given, "belongs to a drafter; there is none")
         return lambda target, **_: None
     if name in ("lookup", "suffix"):
         drafter = _of_text(name, **given)
+        return lambda target, **_: drafter
+    if kind == "lookahead":
+        drafter = _lookahead(path, given)
         return lambda target, **_: drafter
     if kind == "self":
         if not path.isdecimal() or tree is not None:
@@ -381,6 +384,19 @@ def _of_text(
             f"each; pass a multiple of {depth} nodes, {nodes - nodes % depth}x{depth} for instance"
         )
     return PromptLookupDrafter(nodes, num_continuations=nodes // depth)
+
+
+def _lookahead(sizes: str, given: dict[str, Any]) -> Drafter:
+    """A `LookaheadDrafter` of W,N,G, or of its own sizes."""
+    from specdec.drafters.lookahead import LookaheadDrafter
+
+    _refuse(given, "does not go with lookahead, whose tree follows from W, N and G")
+    numbers = sizes.split(",") if sizes else []
+    if len(numbers) not in (0, 3) or not all(number.isdecimal() for number in numbers):
+        raise ValueError(
+            f"lookahead is lookahead:W,N,G, lookahead:5,4,5 for instance, got {sizes!r}"
+        )
+    return LookaheadDrafter(*map(int, numbers))
 
 
 def _load_draft_model(

@@ -73,6 +73,9 @@ def test_names_become_drafters():
     assert load_drafter("none", target) is None
     assert type(load_drafter("lookup", target)) is PromptLookupDrafter
     assert type(load_drafter("suffix", target, 3)) is SuffixDrafter
+    ahead = load_drafter("lookahead:5,4,3", target)
+    assert (ahead.window, ahead.ngram, ahead.guesses) == (5, 4, 3)
+    assert load_drafter("lookahead", target).window == 15
     for name in zoo.DRAFTERS:
         assert load_drafter(f"zoo:{name}", target, 3).num_draft_tokens == 3
         one = zoo.WEIGHTS_DIR / zoo.DRAFTERS[name]
@@ -127,6 +130,8 @@ def test_what_names_nothing_is_told(name, mine, monkeypatch):
         ("lookup", {"proposal": "argmax"}, "proposal belongs to drafters with probabilities"),
         ("lookup", {"tree": Tree(7, 3)}, "pass a multiple of 3 nodes, 6x3 for instance"),
         ("suffix", {"tree": TREE}, "suffix drafts chains"),
+        ("lookahead:5", {}, "lookahead is lookahead:W,N,G, lookahead:5,4,5 for instance, got '5'"),
+        ("lookahead", {"num_draft_tokens": 4}, "num_draft_tokens does not go with lookahead"),
         ("zoo:eagle3", {"tree": TREE, "num_draft_tokens": 4}, "num_draft_tokens belongs to chains"),
         ("mine.py:make", {}, "missing a required argument: 'num_draft_tokens'"),
         ("mine.py:make", {"tree": TREE}, "unexpected keyword argument 'tree'"),

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from specdec import SpeculativeGenerator
 
 DRAFTER = (
-    "none, lookup, suffix; self:1024, the target itself over a draft cache of so many tokens; "
+    "none, lookup, suffix; lookahead:5,4,5, its W, N and G; self:1024, the target itself over a "
+    "draft cache of so many tokens; "
     "zoo:model, zoo:eagle3, zoo:mask-token or zoo:mtp for the zoo; folder or "
     "Hugging Face id of a draft model, or of a head as eagle:PATH, mask-token:PATH, mtp:PATH, "
     "medusa:PATH, assistant:PATH (folders of all but mtp are recognised); your own as "

@@ -23,9 +23,10 @@ class Sampler(nn.Module, ABC):
     state per row, because row indices change when ended rows leave the batch.
 
     A rule may use its noise as it likes. But `certify` can enumerate its exact distribution only if
-    it decides by thresholds: a draft token is accepted where its `Stream.ACCEPT` uniform is small,
-    and the extra token comes from the `Stream.RESAMPLE` uniform (or it races, see `draw_draft`).
-    Other rules are tested by draws.
+    it decides by thresholds, a draft token being accepted where its `Stream.ACCEPT` uniform is
+    small, and the extra token coming from the `Stream.RESAMPLE` uniform; or by races, one or
+    several at each position (`StepNoise.race`, `StepNoise.arrivals`). Other rules, and those that
+    ask for numbers by names of their own, are tested by draws.
 
     Attributes:
         lossless: the output has exactly the target's distribution, whatever is drafted.

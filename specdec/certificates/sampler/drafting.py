@@ -117,6 +117,9 @@ class _Watched(ScriptedNoise):
         self.paths.update(torch.as_tensor(path, device="cpu").flatten().tolist())
         return torch.ones_like(logits, dtype=torch.float64)
 
+    def exponentials(self, vocab_size: int) -> Tensor:
+        return self._uniforms.new_ones(len(self._uniforms), vocab_size)
+
 
 class DrawnNoise(ScriptedNoise):
     """Numbers that are given, and others that are drawn when they are first asked for.
@@ -164,6 +167,11 @@ class DrawnNoise(ScriptedNoise):
             self._exponentials = drawn if given is None else torch.cat([given, drawn], dim=1)
         return super().arrivals(logits, index, path=path)
 
+    def exponentials(self, vocab_size: int) -> Tensor:
+        if self._exponentials is None:
+            self.arrivals(self._uniforms.new_empty(len(self._uniforms), 1, vocab_size), 0)
+        return super().exponentials(vocab_size)
+
 
 def looks_ahead(
     sampler: Sampler, vocab: int, num_lists: int, *, dtype: torch.dtype, device: torch.device | str
@@ -173,8 +181,9 @@ def looks_ahead(
     """
     generator = torch.Generator().manual_seed(0)
     shape = 256, num_lists, _TOKENS + 1, vocab
-    logits = torch.randn(256, _TOKENS, vocab, generator=generator, dtype=dtype).to(device)
-    uniforms = torch.rand(256, len(Stream), _TOKENS + 1, generator=generator, dtype=torch.float64)
+    logits = torch.randn(256, _TOKENS, vocab, generator=generator, dtype=dtype, device="cpu")
+    logits, numbers = logits.to(device), (256, len(Stream), _TOKENS + 1)
+    uniforms = torch.rand(numbers, generator=generator, dtype=torch.float64, device="cpu")
     races = torch.empty(2, *shape, dtype=torch.float64, device="cpu")
     races.exponential_(generator=generator)
     logits_filter, paths = LogitsFilter(256, device=device), torch.arange(num_lists, device=device)
