@@ -183,6 +183,8 @@ class Request:
         tokenizer: of the target.
         row_inputs: `[B, ...]` by name, on the host, what steps read of each row.
         prompt_inputs: what the target reads of the prompts where they are more than ids.
+        read_prompts: reads the prompts by another target; `None` where they are ids, or where HF
+            has read them for this one.
         is_embedded: the prompts are embeddings and have no ids; those of `tokens` stand for them.
     """
 
@@ -206,6 +208,7 @@ class Request:
     tokenizer: PreTrainedTokenizerBase | None = None
     row_inputs: Mapping[str, Tensor] = field(default_factory=dict)
     prompt_inputs: PromptInputs | None = None
+    read_prompts: Callable[[Target], PromptInputs] | None = None
     is_embedded: bool = False
 
     @property
@@ -374,11 +377,16 @@ def request_of(
     if beside is None:
         return request
     own = copies if alone is not None else 1
-    prompts = beside.read(target, input_ids, attention_mask, lengths[::own], padded.shape[1])
-    if own > 1:
-        prompts = prompts.repeated(own)
+    parts = input_ids, attention_mask, lengths[::own], padded.shape[1]
+
+    def read(by: Target) -> PromptInputs:
+        prompts = beside.read(by, *parts)
+        return prompts.repeated(own) if own > 1 else prompts
+
+    prompts = read(target)
     _check_room(target, lengths, room, prompts.row_inputs)
-    return replace(request, prompt_inputs=prompts)
+    is_open = alone is not None and not request.is_embedded
+    return replace(request, prompt_inputs=prompts, read_prompts=read if is_open else None)
 
 
 def _as_passed(request: Request, beside: Given | GivenRows, input_ids: Tensor | None) -> Request:
