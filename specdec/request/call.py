@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from specdec.arguments import check_choice, check_integer, name_of, plain_numbers, shown
-from specdec.hf import FILTERS, HEALING, PROMPT_INPUTS, UNSUPPORTED, prompt_inputs
+from specdec.hf import FILTERS, HEALING, PROMPT_INPUTS, UNSUPPORTED, is_prefix_lm, prompt_inputs
 from specdec.processes import agreed
 from specdec.request.given import Given, GivenRows, by_rows, native
 from specdec.request.grammar import GrammarProcessor
@@ -266,12 +266,15 @@ def read_request(
     or take for something else.
     """
     input_ids, attention_mask, options = _unpack(target, input_ids, attention_mask, options)
-    beside = native(target, options)
+    has_more = not options.keys() <= GenerateOptions.__annotations__.keys()
+    beside = native(target, options) if has_more else None
     if beside is None or not beside.is_embedded(input_ids):
         check_ids(input_ids)
     given = _checked(target, options)
     own = {name: given.pop(name) for name in _OURS & given.keys()}
-    own["row_inputs"], rows = by_rows(own.get("row_inputs"))
+    rows = None
+    if isinstance(own.get("row_inputs"), Mapping) and "prompt" in own["row_inputs"]:
+        own["row_inputs"], rows = by_rows(own["row_inputs"])
     if rows is not None and beside is not None:
         raise TypeError(
             f"row_inputs['prompt'] says what prompts are, and so do {', '.join(beside.values)}; "
@@ -339,7 +342,8 @@ def request_of(
         **{"vocab_size": target.vocab_size, "device": target.device},
         padding_id=None if alone is None or padding_id in eos else padding_id,
     )
-    if beside is None and max(lengths) > 1:  # one token sees itself only
+    # One token sees itself only.
+    if beside is None and max(lengths) > 1 and is_prefix_lm(target.model):
         refuse_text(target.model)
     if alone is not None and copies > 1:  # through the hook HF has done so
         padded, tokens = (x.repeat_interleave(copies, dim=0) for x in (padded, tokens))

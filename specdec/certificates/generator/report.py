@@ -277,7 +277,8 @@ def _token_ids(
 ) -> tuple[list[list[int]], list[Mapping[str, Any] | None] | None]:
     """Different prompts, none of them empty; and what they are beside ids, if any is more."""
     inputs = None
-    if not isinstance(prompts, Tensor) and any(isinstance(one, Mapping) for one in prompts):
+    is_list = isinstance(prompts, list | tuple)
+    if is_list and any(isinstance(one, Mapping) for one in prompts):
         inputs = [one if isinstance(one, Mapping) else None for one in prompts]
         prompts = [ids_of(one) if isinstance(one, Mapping) else one for one in prompts]
     prompts = id_lists("prompts", prompts)
