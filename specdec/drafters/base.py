@@ -65,7 +65,7 @@ class Drafter(nn.Module, ABC):
         """
 
     def read_prompts(self, read: Callable[[Target], PromptInputs]) -> PromptInputs | None:
-        """What it reads itself of prompts with pictures or sound; `None` where it reads their ids.
+        """What it reads itself of prompts that are more than ids; `None` where it reads these.
 
         Args:
             read: has a target read the prompts of the call (`Target.read_prompts`).

@@ -40,7 +40,7 @@ class ModelDrafterState:
         limit: positions that the draft model has; `None` where no row can reach them.
         plan: how trees grow; `None` for chains.
         vocabulary: common to both models, on the device; `None` where they share all ids.
-        offset: `[B]` as of `SlotCache.row_inputs`, of rows whose pictures the draft model reads.
+        offset: `[B]` as of `SlotCache.row_inputs`, of rows whose prompts are more than ids here.
     """
 
     cache: SlotCache
@@ -61,7 +61,7 @@ class ModelDrafter(TreeDrafter):
     Keys and values of accepted drafts stay valid, because they depend on tokens only. A recurrent
     model has no state per token to go back to: each of its forwards reads the last two committed
     tokens and all that are drafted so far, and the next proposal keeps what was accepted. A draft
-    model that takes the pictures of prompts reads them by a tower of its own, except through HF's
+    model that takes what prompts are beside ids reads it by a tower of its own, except through HF's
     hook, which has encoded them for the target.
 
     Args:
@@ -106,7 +106,7 @@ class ModelDrafter(TreeDrafter):
         self.tree = tree
         self.proposal = Proposal(proposal, draft_temperature)
         self._slot_model = SlotModel(model)
-        self._reader: Target | None = None  # of pictures
+        self._reader: Target | None = None
         if tree is not None:
             self._slot_model.check_trees()
         self.model = self._slot_model.model
@@ -155,7 +155,7 @@ class ModelDrafter(TreeDrafter):
         return ModelDrafterState(cache, offset, vocab_size, offsets, limit, plan, common)
 
     def read_prompts(self, read: Callable[[Target], PromptInputs]) -> PromptInputs | None:
-        """Pictures and sound, where the draft model takes them and has the target's tokens."""
+        """All that prompts are, where the draft model takes it and has the target's tokens."""
         model = self._slot_model.model
         takes = prompt_inputs(model) - {"inputs_embeds", "token_type_ids"}
         if self.vocabulary is not None or not takes or why_not_read(model):
@@ -286,7 +286,7 @@ def _check_ids(whose: str, ids: Tensor, vocab_size: int) -> None:
 
 
 def _window_options(context: Context, state: ModelDrafterState) -> dict[str, Any]:
-    """Of all forwards of a step: where the rows' texts begin. Behind pictures that take fewer
+    """Of all forwards of a step: where the rows' texts begin. Behind prompts that take fewer
     positions than tokens a text stands further back in the target than in a model of text.
     """
     offset = context.row_inputs.get("position_offset")

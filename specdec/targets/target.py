@@ -463,9 +463,9 @@ class Target(SlotModel):
         given: Mapping[str, Any],
         config: GenerationConfig | None = None,
     ) -> PromptInputs:
-        """Prompts with pictures, sound or embeddings, as the model's own `generate` prepares them
-        and its own outer forward hands them to its text decoder. Towers run once, by the model's
-        modules. The first prompts of a kind are tried: HF goes on with them for a few tokens, and
+        """Prompts that are more than ids, as the model's own `generate` prepares them and its own
+        outer forward hands them to its text decoder. Towers run once, by the model's modules. The
+        first prompts of a kind are tried: HF goes on with them for a few tokens, and
         windows over slots must have the same logits.
 
         Args:

@@ -119,7 +119,7 @@ def certify_generator(
     Args:
         generator: of any drafter and sampler.
         prompts: token ids of each, without padding; or what the target's processor returns for
-            each, where they have pictures or sound.
+            each, where they are more than ids.
         num_samples: texts drawn per prompt.
         num_tokens: of each of these.
         settings: options of `generate` (temperature, top_p, logits_processor, generation_config,
