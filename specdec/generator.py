@@ -298,10 +298,12 @@ class SpeculativeGenerator:
         """Reads the prompts and returns the generation that `step` advances.
 
         Args:
-            input_ids: `[B, T]` prompts, padded left or right.
+            input_ids: `[B, T]` prompts, padded left or right; or all that a tokenizer or the
+                target's processor returns, as one object; `None` beside `inputs_embeds`.
             attention_mask: `[B, T]`, 1 for real tokens; `None` when all are real (or, as in HF,
                 when left padding is recognised by `pad_token_id`).
-            options: see `GenerateOptions`.
+            options: see `GenerateOptions`; and what the target's own `generate` takes of a prompt
+                (`pixel_values`, `input_features`, `inputs_embeds`, ...), padded on the left.
 
         Raises:
             TypeError, ValueError: a prompt or an option that cannot be right; nothing has been
@@ -370,14 +372,13 @@ class SpeculativeGenerator:
         run on with the others where no end-of-sequence id is set.)
 
         Args:
-            input_ids: `[B, T]` prompts, padded left or right.
-            attention_mask: as in `start`.
+            input_ids, attention_mask: as in `start`.
             streamer: an HF streamer; gets the prompt and then each new token once, in order.
             trace: keep in the result every step of every row with its probabilities, draws,
                 entropies and times (`specdec.trace.Trace`). Steps take longer then.
             check: run every step eagerly, too, on tensors of its own, and compare: tokens,
                 acceptance by position, lengths. Costs both, and waits for the device.
-            options: see `GenerateOptions`.
+            options: as in `start`.
 
         Returns:
             Sequences as HF `generate` returns them, and the numbers that explain them.

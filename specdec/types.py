@@ -56,6 +56,8 @@ class Context:
         target: the target's keys and values of the text, a `specdec.targets.text.TargetText`, for a
             drafter with `reads_target`; else `None`.
         row_inputs: `[B, ...]` by name, what the call brought for each row (`Drafter.row_inputs`).
+        prompt: in a prefill, what `Drafter.read_prompts` made of these tokens, a
+            `specdec.targets.prompt_inputs.PromptChunk`; `None` where tokens are ids alone.
     """
 
     tokens: Tensor
@@ -65,6 +67,7 @@ class Context:
     _: KW_ONLY
     target: Any = None
     row_inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    prompt: Any = None
 
     def __post_init__(self):
         rows, width = check_tensor("context.tokens", self.tokens, (None, None), _IDS).shape

@@ -1,6 +1,7 @@
 """`Drafter`: what a component must do to propose tokens."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +13,7 @@ from specdec.graphs.tree import leaves
 from specdec.samplers.noise import Drawing
 from specdec.settings import settings_of
 from specdec.targets.features import FeatureLayer
+from specdec.targets.prompt_inputs import PromptInputs
 from specdec.targets.target import Target
 from specdec.types import Context, Draft, Verified
 
@@ -62,6 +64,13 @@ class Drafter(nn.Module, ABC):
     def check_target(self, target: Target) -> None:
         """Raises `ValueError` if it cannot draft for this target, for a drafter that was made with
         one. Called after `validate`: where a generator is built, and before every call.
+        """
+
+    def read_prompts(self, read: Callable[[Target], PromptInputs]) -> PromptInputs | None:
+        """What it reads itself of prompts that are more than ids; `None` where it reads these.
+
+        Args:
+            read: has a target read the prompts of the call (`Target.read_prompts`).
         """
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,11 @@ from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.tree import Tree, TreePass, TreePlan
 from specdec.drafters.vocabulary import CommonVocabulary
 from specdec.graphs.tree import shared
+from specdec.hf import prompt_inputs, why_not_read
 from specdec.samplers.noise import Drawing
 from specdec.targets.cache import SlotCache
-from specdec.targets.target import MAX_VOCAB_PADDING, SlotModel
+from specdec.targets.prompt_inputs import PromptInputs
+from specdec.targets.target import MAX_VOCAB_PADDING, SlotModel, Target
 from specdec.types import Context, Draft
 
 
@@ -37,9 +40,11 @@ class ModelDrafterState:
         limit: positions that the draft model has; `None` where no row can reach them.
         plan: how trees grow; `None` for chains.
         vocabulary: common to both models, on the device; `None` where they share all ids.
+        offset: `[B]` as of `SlotCache.row_inputs`, of rows whose prompts are more than ids here.
     """
 
     cache: SlotCache
+    offset: Tensor
     vocab_size: int = shared()
     offsets: Tensor = shared()
     limit: int | None = shared()
@@ -55,7 +60,9 @@ class ModelDrafter(TreeDrafter):
     may be a bonus token whose predecessor was never read), the others read one drafted token each.
     Keys and values of accepted drafts stay valid, because they depend on tokens only. A recurrent
     model has no state per token to go back to: each of its forwards reads the last two committed
-    tokens and all that are drafted so far, and the next proposal keeps what was accepted.
+    tokens and all that are drafted so far, and the next proposal keeps what was accepted. A draft
+    model that takes what prompts are beside ids reads it by a tower of its own, except through HF's
+    hook, which has encoded them for the target.
 
     Args:
         model: an HF causal LM in eval mode, on the target's device. Its vocabulary may differ from
@@ -99,6 +106,7 @@ class ModelDrafter(TreeDrafter):
         self.tree = tree
         self.proposal = Proposal(proposal, draft_temperature)
         self._slot_model = SlotModel(model)
+        self._reader: Target | None = None
         if tree is not None:
             self._slot_model.check_trees()
         self.model = self._slot_model.model
@@ -143,11 +151,26 @@ class ModelDrafter(TreeDrafter):
             limit = None
         offsets = torch.arange(-1, 1, device=device)
         common = self.vocabulary and self.vocabulary.on(device, vocab_size)
-        return ModelDrafterState(cache, vocab_size, offsets, limit, plan, common)
+        offset = torch.zeros(batch_size, dtype=torch.long, device=device)
+        return ModelDrafterState(cache, offset, vocab_size, offsets, limit, plan, common)
+
+    def read_prompts(self, read: Callable[[Target], PromptInputs]) -> PromptInputs | None:
+        """All that prompts are, where the draft model takes it and has the target's tokens."""
+        model = self._slot_model.model
+        takes = prompt_inputs(model) - {"inputs_embeds", "token_type_ids"}
+        if self.vocabulary is not None or not takes or why_not_read(model):
+            return None
+        if self._reader is None or self._reader.model is not model:
+            self._reader = Target(model)
+        prompts = read(self._reader)
+        return prompts if prompts.is_causal else None
 
     def prefill(self, context: Context, state: ModelDrafterState) -> None:
         """Reads the root and the new tokens; a recurrent model does not read the last yet."""
-        self._read(context, state, logits_to_keep=None, is_chunk=True)
+        if context.prompt is not None:
+            state.offset.copy_(context.prompt.inputs.position_offset)
+        options = {"logits_to_keep": None, "is_chunk": True, "prompt": context.prompt}
+        self._read(context, state, **options)
 
     def propose(self, context: Context, state: ModelDrafterState, drawing: Drawing) -> Draft:
         """K forwards of the draft model; fewer tokens are valid where its positions end."""
@@ -166,7 +189,7 @@ class ModelDrafter(TreeDrafter):
                 logits = self._logits_of_window(tokens, positions, context, state)
             else:
                 slots = _within_limit(state, last + i if i else positions)
-                options = _window_options(context) | {"logits_to_keep": 1}
+                options = _window_options(context, state) | {"logits_to_keep": 1}
                 logits, _ = self._slot_model.forward(tokens, state.cache, slots, **options)
             logits = _fit(logits, state)
             drawn = self._readable(drafting.draw(logits), state)  # [B, 1]
@@ -188,7 +211,7 @@ class ModelDrafter(TreeDrafter):
         index = torch.arange(tokens.shape[1], device=tokens.device)
         is_token = index < len(index) - 1 + num_before
         slots = _within_limit(state, first + index).where(is_token, state.cache.padding_slot)
-        options = _window_options(context) | {"logits_to_keep": 2}
+        options = _window_options(context, state) | {"logits_to_keep": 2}
         logits, _ = self._slot_model.forward(tokens, state.cache, slots, **options)
         return logits.take_along_dim(num_before[..., None], dim=1)
 
@@ -200,7 +223,10 @@ class ModelDrafter(TreeDrafter):
             count = nodes.tokens.shape[1]
             slots = last + 1 + nodes.num_before + torch.arange(count, device=last.device)
             positions = (last + nodes.depth).expand(-1, count)
-            tree = _window_options(context) | {"positions": positions, "visible": nodes.visible}
+            tree = _window_options(context, state) | {
+                "positions": positions,
+                "visible": nodes.visible,
+            }
             tokens = self._readable(nodes.tokens, state)
             return _fit(self._slot_model.forward(tokens, cache, slots, **tree)[0], state)
 
@@ -221,7 +247,7 @@ class ModelDrafter(TreeDrafter):
         slots = torch.where(offsets < end, slots, state.cache.padding_slot)
         # After a row's end there may be anything.
         tokens = self._readable(context.tokens.clamp(0, state.vocab_size - 1), state)
-        options = _window_options(context) | options
+        options = _window_options(context, state) | options
         return self._slot_model.forward(tokens, state.cache, slots, **options)[0]
 
     def _readable(self, tokens: Tensor, state: ModelDrafterState) -> Tensor:
@@ -259,12 +285,15 @@ def _check_ids(whose: str, ids: Tensor, vocab_size: int) -> None:
         )
 
 
-def _window_options(context: Context) -> dict[str, Any]:
-    """Of all forwards of a step: where the rows' texts begin. Behind pictures that take fewer
-    positions than tokens a text stands further back in the target than here.
+def _window_options(context: Context, state: ModelDrafterState) -> dict[str, Any]:
+    """Of all forwards of a step: where the rows' texts begin. Behind prompts that take fewer
+    positions than tokens a text stands further back in the target than in a model of text.
     """
     offset = context.row_inputs.get("position_offset")
-    return {"row_inputs": {} if offset is None else {"position_offset": offset.clamp(min=0)}}
+    if offset is None:
+        return {"row_inputs": {}}
+    offset = torch.where(state.offset != 0, state.offset, offset.clamp(min=0))
+    return {"row_inputs": {"position_offset": offset}}
 
 
 def _fit(logits: Tensor, state: ModelDrafterState) -> Tensor:

@@ -71,7 +71,7 @@ def evaluate(
         generator: target, drafter and sampler to be measured.
         prompts: ids `[B, T]`, padded left or right; or a list of texts, ids, `Prompt` records
             (`read_prompts` reads them from a file), or of what the target's processor returns for
-            one prompt with pictures. A `Prompt` of several turns is answered turn by turn.
+            one prompt that is more. A `Prompt` of several turns is answered turn by turn.
         attention_mask: `[B, T]` or `None`, for ids in a tensor.
         tokenizer: of the target; encodes texts, through its chat template where it has one.
         max_new_tokens: of each turn.
@@ -314,7 +314,7 @@ def _run(
         inputs = left_padded(kept, generator.target.device)
         options = plan.sampling([row.seed + turn * _TURN_SEEDS for row in rows], tokenizer)
         if any(row.prompt.inputs is not None for row in rows):
-            options["row_inputs"] = _with_pictures(rows, kept, encoded, options)
+            options["row_inputs"] = _with_inputs(rows, kept, encoded, options)
         generate = partial(
             generator.generate, *inputs, **options, max_new_tokens=plan.max_new_tokens
         )
@@ -347,14 +347,14 @@ def _run(
     return EvaluatedBatch(index, seconds, done)
 
 
-def _with_pictures(
+def _with_inputs(
     rows: list[_Row], kept: list[list[int]], encoded: list[list[int]], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Row inputs of prompts of which some have pictures."""
+    """Row inputs of prompts of which some are more than ids."""
     for row, own, ids in zip(rows, kept, encoded, strict=True):
         if row.prompt.inputs is not None and len(own) < len(ids):
             raise ValueError(
-                f"prompt {row.prompt.id!r} has pictures and is longer than max_prompt_tokens, "
+                f"prompt {row.prompt.id!r} is more than ids and longer than max_prompt_tokens, "
                 "which would cut it; leave max_prompt_tokens out"
             )
     return {**(options.get("row_inputs") or {}), "prompt": [row.prompt.inputs for row in rows]}

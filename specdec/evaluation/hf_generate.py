@@ -74,7 +74,7 @@ class HFGenerate:
         if rows := (options.pop("row_inputs", None) or {}).get("prompt"):
             if len(rows) > 1:
                 raise ValueError(
-                    "HFGenerate reads prompts with pictures one at a time; pass batch_size=1"
+                    "HFGenerate reads prompts that are more than ids one by one; pass batch_size=1"
                 )
             own = {**(rows[0] or {}), "input_ids": None, "attention_mask": None}
             tensors = {name: value for name, value in own.items() if value is not None}

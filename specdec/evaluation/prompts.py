@@ -35,8 +35,8 @@ class Prompt:
         id: unique in its set.
         turns: texts, or ids of one turn that is encoded already.
         category: of the set's table; may be empty.
-        inputs: of a prompt of one turn of ids with pictures or sound, what the target's processor
-            returns for it.
+        inputs: of a prompt of one turn that is more than ids, what the target's processor returns
+            for it.
     """
 
     id: str

@@ -45,7 +45,7 @@ class EagerTwin:
         )
         self._state.load(request)
         if request.prompt_inputs is not None:
-            prefill_inputs(self._parts, self._state, request.prompt_inputs, chunk_size)
+            prefill_inputs(self._parts, self._state, request, chunk_size)
             return
         sizes = storage.replay.chunks(max(request.lengths) - 1, chunk_size)
         run_chunk = partial(prefill_chunk, self._parts, self._state)

@@ -9,11 +9,13 @@ Legend: B rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
+from dataclasses import replace
 
 import torch
 
 from specdec.loop.state import Parts, StepState
-from specdec.targets.prompt_inputs import PromptChunk, PromptInputs
+from specdec.request.call import Request
+from specdec.targets.prompt_inputs import PromptChunk
 
 
 def chunks(length: int, chunk_size: int) -> list[int]:
@@ -52,25 +54,37 @@ def prefill(
         start += size
 
 
-def prefill_inputs(parts: Parts, state: StepState, inputs: PromptInputs, chunk_size: int) -> None:
+def prefill_inputs(parts: Parts, state: StepState, request: Request, chunk_size: int) -> None:
     """The same for prompts that are more than ids; their chunks are read eagerly.
 
     Args:
         parts, state: as of `prefill_chunk`.
-        inputs: of the rows that the call has.
+        request: the call, with `prompt_inputs`.
         chunk_size: the most tokens of a chunk, but where tokens see later ones.
     """
-    chunks = inputs.filled_to(state.signature.batch_size).chunks(chunk_size)
+    rows, drafters = state.signature.batch_size, None
+    chunks = request.prompt_inputs.filled_to(rows).chunks(chunk_size)
+    if request.read_prompts is not None and request.prompt_inputs.is_causal:
+        drafters = parts.drafter.read_prompts(request.read_prompts)
+        drafters = drafters and drafters.filled_to(rows)
     rest = iter(chunks)
 
     def run_chunk(size: int) -> None:
-        prefill_chunk(parts, state, size, prompt=next(rest))
+        chunk = next(rest)
+        # A drafter reads the token after the chunk, too.
+        own = drafters and PromptChunk(drafters, chunk.start, size + 1)
+        prefill_chunk(parts, state, size, prompt=chunk, of_drafter=own)
 
     prefill(state, [chunk.size for chunk in chunks], run_chunk)
 
 
 def prefill_chunk(
-    parts: Parts, state: StepState, size: int, *, prompt: PromptChunk | None = None
+    parts: Parts,
+    state: StepState,
+    size: int,
+    *,
+    prompt: PromptChunk | None = None,
+    of_drafter: PromptChunk | None = None,
 ) -> None:
     """Reads the prompts' tokens of positions `chunk_start` to `chunk_start + size - 1`, in the rows
     that have them.
@@ -84,6 +98,7 @@ def prefill_chunk(
         state: updated in place.
         size: tokens of the chunk.
         prompt: what the target reads in place of these tokens, where prompts are more than ids.
+        of_drafter: the same of the drafter, with the token after the chunk.
     """
     buffer, start = state.buffer, state.chunk_start
     num_read = buffer.root_position  # [B], of the last prompt token
@@ -96,6 +111,8 @@ def prefill_chunk(
     num_new = (num_read - 1 - start).clamp(-1, size)
     known = tokens, features, start.repeat(len(num_read)), num_new
     context = state.context_of(parts, *known, num_read=num_read.clamp(max=start + size))
+    if of_drafter is not None:
+        context = replace(context, prompt=of_drafter)
     if state.signature.num_draft_tokens > 0:
         parts.drafter.prefill(context, state.drafter_state)
     if features is not None:

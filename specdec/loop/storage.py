@@ -72,7 +72,7 @@ class Storage:
     def prefill(self, request: Request, chunk_size: int) -> None:
         """Reads the prompts of the call that was loaded, in chunks of at most so many tokens."""
         if request.prompt_inputs is not None:
-            prefill_inputs(self.parts, self.state, request.prompt_inputs, chunk_size)
+            prefill_inputs(self.parts, self.state, request, chunk_size)
             return
         length, fixed = max(request.lengths) - 1, ()
         sizes = chunks(length, chunk_size)

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from specdec.arguments import check_choice, check_integer, name_of, plain_numbers, shown
-from specdec.hf import FILTERS, HEALING, PROMPT_INPUTS, UNSUPPORTED, prompt_inputs
+from specdec.hf import FILTERS, HEALING, PROMPT_INPUTS, UNSUPPORTED, is_prefix_lm, prompt_inputs
 from specdec.processes import agreed
 from specdec.request.given import Given, GivenRows, by_rows, native
 from specdec.request.grammar import GrammarProcessor
@@ -183,6 +183,8 @@ class Request:
         tokenizer: of the target.
         row_inputs: `[B, ...]` by name, on the host, what steps read of each row.
         prompt_inputs: what the target reads of the prompts where they are more than ids.
+        read_prompts: reads the prompts by another target; `None` where they are ids, or where HF
+            has read them for this one.
         is_embedded: the prompts are embeddings and have no ids; those of `tokens` stand for them.
     """
 
@@ -206,6 +208,7 @@ class Request:
     tokenizer: PreTrainedTokenizerBase | None = None
     row_inputs: Mapping[str, Tensor] = field(default_factory=dict)
     prompt_inputs: PromptInputs | None = None
+    read_prompts: Callable[[Target], PromptInputs] | None = None
     is_embedded: bool = False
 
     @property
@@ -263,12 +266,15 @@ def read_request(
     or take for something else.
     """
     input_ids, attention_mask, options = _unpack(target, input_ids, attention_mask, options)
-    beside = native(target, options)
+    has_more = not options.keys() <= GenerateOptions.__annotations__.keys()
+    beside = native(target, options) if has_more else None
     if beside is None or not beside.is_embedded(input_ids):
         check_ids(input_ids)
     given = _checked(target, options)
     own = {name: given.pop(name) for name in _OURS & given.keys()}
-    own["row_inputs"], rows = by_rows(own.get("row_inputs"))
+    rows = None
+    if isinstance(own.get("row_inputs"), Mapping) and "prompt" in own["row_inputs"]:
+        own["row_inputs"], rows = by_rows(own["row_inputs"])
     if rows is not None and beside is not None:
         raise TypeError(
             f"row_inputs['prompt'] says what prompts are, and so do {', '.join(beside.values)}; "
@@ -336,7 +342,8 @@ def request_of(
         **{"vocab_size": target.vocab_size, "device": target.device},
         padding_id=None if alone is None or padding_id in eos else padding_id,
     )
-    if beside is None and max(lengths) > 1:  # one token sees itself only
+    # One token sees itself only.
+    if beside is None and max(lengths) > 1 and is_prefix_lm(target.model):
         refuse_text(target.model)
     if alone is not None and copies > 1:  # through the hook HF has done so
         padded, tokens = (x.repeat_interleave(copies, dim=0) for x in (padded, tokens))
@@ -374,11 +381,16 @@ def request_of(
     if beside is None:
         return request
     own = copies if alone is not None else 1
-    prompts = beside.read(target, input_ids, attention_mask, lengths[::own], padded.shape[1])
-    if own > 1:
-        prompts = prompts.repeated(own)
+    parts = input_ids, attention_mask, lengths[::own], padded.shape[1]
+
+    def read(by: Target) -> PromptInputs:
+        prompts = beside.read(by, *parts)
+        return prompts.repeated(own) if own > 1 else prompts
+
+    prompts = read(target)
     _check_room(target, lengths, room, prompts.row_inputs)
-    return replace(request, prompt_inputs=prompts)
+    is_open = alone is not None and not request.is_embedded
+    return replace(request, prompt_inputs=prompts, read_prompts=read if is_open else None)
 
 
 def _as_passed(request: Request, beside: Given | GivenRows, input_ids: Tensor | None) -> Request:

@@ -222,7 +222,8 @@ def through_hook(
             f"{', '.join(unknown)}; it reads {shown(sorted(known))} beside input_ids"
         )
     positions = model_kwargs.get("position_ids")
-    has_axes = positions is not None and positions.dim() == 3 and len(positions) > 1
+    has_axes = positions is not None and positions.dim() == 3
+    has_axes = has_axes and bool((positions != positions[:1]).any())  # of text all are the same
     return Given(dict(model_kwargs), config) if own or has_axes else None
 
 

@@ -54,7 +54,10 @@ def check_hook(
             raise ValueError(f"{name} holds tokens already; pass the whole prompt without it")
     mask = model_kwargs.get("attention_mask")
     positions = model_kwargs.get("position_ids")
-    if positions is not None and positions.dim() == 2 and not _follow_from_mask(positions, mask):
+    if positions is not None and positions.dim() == 3:
+        is_text = not bool((positions != positions[:1]).any())
+        positions = positions[0] if is_text else None  # others are read with the prompt
+    if positions is not None and not _follow_from_mask(positions, mask):
         raise ValueError(
             "position_ids other than 0, 1, 2, ... over the tokens of each prompt are not "
             "supported; leave position_ids out"

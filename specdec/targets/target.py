@@ -22,8 +22,9 @@ from specdec.targets.discovery import find_route, length_to_try
 from specdec.targets.edits.adapters import adapter_indices
 from specdec.targets.edits.edit import Edit, check_edits, name_of
 from specdec.targets.edits.layers import only_layers
+from specdec.targets.edits.prompts import edit_prompts
 from specdec.targets.features import FeatureLayer, Queries, check_layers
-from specdec.targets.prompt_inputs import PromptChunk, PromptInputs
+from specdec.targets.prompt_inputs import LAST, PromptChunk, PromptInputs
 from specdec.targets.prompt_trial import compare_prompts
 from specdec.targets.reading import Recording, inputs_of, read_causally, refuse_prompts
 from specdec.targets.route import Route
@@ -110,6 +111,7 @@ class SlotModel:
         self._dtype = model.dtype
         self.route: Route = route
         self._tried_prompts: set[tuple[frozenset[str], frozenset[str]]] = set()  # by kinds
+        vars(self).pop("_prompt_views", None)
         if vars(self).pop("_views", None):
             _ = self._views
 
@@ -121,6 +123,16 @@ class SlotModel:
             part = only_layers(self.layers, returns_tuples=self.route.returns_tuples)
             edits = (*edits, part)
         return open_views(self.model, self.route, self.feature_layers, edits)
+
+    @cached_property
+    def _prompt_views(self) -> Views:
+        """Views that read prompts which are more than ids; no other call enters them."""
+        views = self._views
+        edits = (*self.edits, edit_prompts)
+        if self.layers is not None:
+            part = only_layers(self.layers, returns_tuples=self.route.returns_tuples)
+            edits = (*edits, part)
+        return open_views(self.model, views.route, self.feature_layers, edits)
 
     @property
     def is_fused(self) -> bool:
@@ -145,7 +157,7 @@ class SlotModel:
         return (*self.route.notes.values(), *own)
 
     def __getstate__(self) -> dict:
-        left_out = "_views", "_surface", "hooks"
+        left_out = "_views", "_prompt_views", "_surface", "hooks"
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict) -> None:
@@ -269,9 +281,10 @@ class SlotModel:
         self, tokens: Tensor, cache: SlotCache, slots: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Logits and features of a window, see `views.forward`; options are those of `Window`."""
-        return forward(
-            self._views, tokens, cache, open_window(self._views, cache, slots, **options)
-        )
+        views, own = self._views, options.get("row_inputs", cache.row_inputs)
+        if options.get("prompt") is not None or LAST in own:
+            views = self._prompt_views
+        return forward(views, tokens, cache, open_window(views, cache, slots, **options))
 
 
 class Target(SlotModel):
@@ -450,9 +463,9 @@ class Target(SlotModel):
         given: Mapping[str, Any],
         config: GenerationConfig | None = None,
     ) -> PromptInputs:
-        """Prompts with pictures, sound or embeddings, as the model's own `generate` prepares them
-        and its own outer forward hands them to its text decoder. Towers run once, by the model's
-        modules. The first prompts of a kind are tried: HF goes on with them for a few tokens, and
+        """Prompts that are more than ids, as the model's own `generate` prepares them and its own
+        outer forward hands them to its text decoder. Towers run once, by the model's modules. The
+        first prompts of a kind are tried: HF goes on with them for a few tokens, and
         windows over slots must have the same logits.
 
         Args:
@@ -477,7 +490,8 @@ class Target(SlotModel):
                 prompts, recording = self._read_prompts(*inputs, goes_on=True)
             plain = copy.copy(self)
             plain.edits, plain.feature_layers = (), ()
-            vars(plain).pop("_views", None)
+            for name in ("_views", "_prompt_views"):
+                vars(plain).pop(name, None)
             compare_prompts(plain, prompts, recording)
             tried.add((kind, prompts.kind))
         return prompts

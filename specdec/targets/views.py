@@ -24,7 +24,6 @@ from specdec.targets.cache import SlotCache, Window
 from specdec.targets.edits.adapters import edit_adapters
 from specdec.targets.edits.edit import Edit, Running, apply_edit
 from specdec.targets.edits.memory import edit_memory
-from specdec.targets.edits.prompts import edit_prompts
 from specdec.targets.features import FeatureLayer, Queries, decoder_layers
 from specdec.targets.route import Route
 from specdec.targets.view import private_view, wrap_forward
@@ -97,7 +96,7 @@ def open_view(
     """One private view of a model; Args and Raises as `open_views`, weights where they are."""
     view = private_view(model)
     view.running = Running()
-    own = partial(attend_by, attention=route.attention), edit_adapters, *route.edits, edit_prompts
+    own = partial(attend_by, attention=route.attention), edit_adapters, *route.edits
     memory = partial(edit_memory, mixers=route.mixers)
     users = (partial(apply_edit, edit) for edit in edits)
     for edit in (*own, memory, *users, partial(catch_features, layers=feature_layers)):

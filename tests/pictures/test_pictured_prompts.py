@@ -80,7 +80,8 @@ def test_text_is_that_of_hf_for_each_row_alone(name, drafter):
     for rows in (ROWS, OTHERS):
         result = generator.generate(**prompts(name, rows), max_new_tokens=NUM_NEW)
         assert new_tokens(name, rows, result.sequences) == expected(name, rows)
-    if drafter == "itself":  # over the keys and values of the pictures
+    # Over the keys and values of the pictures, and by a draft model that reads them, too.
+    if drafter == "itself" or (drafter == "the model" and name not in BOTH_WAYS):
         assert result.stats.acceptance_rate == 1
 
 

@@ -84,7 +84,7 @@ def test_runs_over_other_pictures_are_other_runs(tmp_path):
     with pytest.raises(ValueError, match="prompts"):
         evaluate(generator, [Prompt.of("a", other)], **options)
     assert json.loads((tmp_path / "run.jsonl").read_text().splitlines()[0])
-    with pytest.raises(ValueError, match="has pictures and is longer than max_prompt_tokens"):
+    with pytest.raises(ValueError, match="is more than ids and longer than max_prompt_tokens"):
         evaluate(generator, given, max_prompt_tokens=3, max_new_tokens=2)
     with pytest.raises(TypeError, match="put what a processor returns for each prompt"):
         evaluate(generator, given[0], max_new_tokens=2)

@@ -173,7 +173,7 @@ def rows_of(
     request: Request,
     row_inputs: Any,
 ) -> list[RowText]:
-    """The texts of a call's rows, each with its offset, its adapter and its pictures."""
+    """The texts of a call's rows, each with its offset, its adapter and its inputs."""
     adapters, inputs = ((row_inputs or {}).get(n) or repeat(None) for n in ("adapter", "prompt"))
     offsets = offsets_among(request.row_inputs)
     each = zip(prompts, texts, offsets, adapters, inputs, strict=False)

@@ -119,7 +119,7 @@ def certify_generator(
     Args:
         generator: of any drafter and sampler.
         prompts: token ids of each, without padding; or what the target's processor returns for
-            each, where they have pictures or sound.
+            each, where they are more than ids.
         num_samples: texts drawn per prompt.
         max_new_tokens: of each of these.
         settings: options of `generate` (temperature, top_p, logits_processor, generation_config,
@@ -281,7 +281,8 @@ def _token_ids(
 ) -> tuple[list[list[int]], list[Mapping[str, Any] | None] | None]:
     """Different prompts, none of them empty; and what they are beside ids, if any is more."""
     inputs = None
-    if not isinstance(prompts, Tensor) and any(isinstance(one, Mapping) for one in prompts):
+    is_list = isinstance(prompts, list | tuple)
+    if is_list and any(isinstance(one, Mapping) for one in prompts):
         inputs = [one if isinstance(one, Mapping) else None for one in prompts]
         prompts = [ids_of(one) if isinstance(one, Mapping) else one for one in prompts]
     prompts = id_lists("prompts", prompts)

@@ -131,7 +131,7 @@ def audit_rows(
     rows, half = prompts[:MOST_ROWS], max(1, len(prompts[0]) // 2)
     beginnings = [prompts[0][:length] for length in (1, half, None)]
     beginnings = beginnings[: max(0, FEWEST_ROWS - len(rows))]
-    if (row_inputs or {}).get("prompt"):  # a picture has no half
+    if (row_inputs or {}).get("prompt"):  # which cannot be cut anywhere
         beginnings = []
     # A beginning has the row inputs of its prompt.
     own = inputs_of(row_inputs, [*range(len(rows)), *[0] * len(beginnings)])
