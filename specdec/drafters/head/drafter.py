@@ -66,6 +66,7 @@ class HeadDrafter(TreeDrafter):
         ValueError: the head does not fit the target (vocabulary, widths), K < 0, or see `Proposal`.
     """
 
+    head: Any  # of `head_type`; type checkers take attributes of a module for tensors
     head_type: ClassVar[type[nn.Module]] = nn.Module
     """The heads that it drafts with."""
     family: ClassVar[Any] = None
