@@ -21,7 +21,7 @@ from specdec.targets import Target
 def load(
     path_or_id: str | Path,
     target: PreTrainedModel | Target,
-    num_draft_tokens: int = 4,
+    num_draft_tokens: int | None = None,
     *,
     families: Sequence[Family] | None = None,
     proposal: Kind = "sample",

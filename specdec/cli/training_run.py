@@ -268,6 +268,8 @@ def _print_next(run: Run) -> None:
     print(f"saved in {head}")
     target = str(WEIGHTS_DIR / "target") if run.target == "zoo" else run.target
     if run.kind not in _SERVED:
+        where = f"{run.kind.rpartition(':')[0]}:FAMILY:{head}"
+        print(f"measure: specdec evaluate --target {run.target} --drafter {where}, FAMILY your own")
         return
     drafter = f"{run.kind.rstrip('13')}:{head}"
     command = ["specdec", "evaluate", "--target", run.target, "--drafter", drafter]

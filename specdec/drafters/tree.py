@@ -44,8 +44,9 @@ class Tree:
         parents: a fixed shape to use instead of that of `rates`, of exactly so many nodes and that
             depth; see `Draft.parents`. The dynamic tree is not affected by it.
         ranks: the nodes of one shape for all steps, each as the ranks of the tokens of its path
-            (Medusa's choices): (2, 0) is the most likely token after the third likely one. Tokens
-            that are point masses have these ranks as well. `nodes` and `depth` follow from it.
+            (Medusa's choices): (2, 0) is the most likely token after the third likely one. Where
+            tokens are drawn only the shape is kept; `proposal="argmax"` keeps the ranks. `nodes`
+            and `depth` follow from it.
 
     Raises:
         ValueError: a number out of range, or more nodes than the rest allows.

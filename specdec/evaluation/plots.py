@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from specdec.arguments import shown
 from specdec.evaluation.cells import axes_of, lines_of, name_of
 from specdec.evaluation.costs import CostCurve
 from specdec.evaluation.evaluation import Evaluation
@@ -39,6 +40,11 @@ def acceptance_by_position(evaluations: Mapping[str, Evaluation], *, ax: Any = N
         >>> evaluation = evaluate(generator, torch.tensor([[7, 8, 7, 8]]), max_new_tokens=4)
         >>> axes = acceptance_by_position({"lookup": evaluation})  # doctest: +SKIP
     """
+    if not isinstance(evaluations, Mapping):
+        raise TypeError(
+            "evaluations must be a mapping by the name of a line, {'eagle3': evaluation}, got "
+            f"{shown(evaluations)}"
+        )
     lines = {
         name: {i: e.estimates[f"conditional_rate_{i}"] for i in range(1, e.stats.depth + 1)}
         for name, e in evaluations.items()

@@ -383,6 +383,8 @@ def _check_names(options: Mapping[str, Any], vary: Mapping[str, Any]) -> None:
     for name in (options.keys() | vary.keys() - set(DRAWING)) - known:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f": did you mean {close[0]!r}?" if close else ""
+        if name in ("tree", "trees"):
+            hint = ': a tree is a value of drafts, drafts=[4, "32x6"]'
         raise TypeError(f"a study has no argument {name!r}{hint}")
 
 

@@ -149,7 +149,9 @@ def check_sampler(sampler: Sampler) -> None:
     flags = "lossless", "uses_draft_probs", "uses_accept_draws", "takes_trees"
     for flag in flags:
         if not isinstance(value := getattr(sampler, flag, None), bool):
-            raise TypeError(f"{name}.{flag} must be True or False, got {shown(value)}")
+            advice = "; set it in the class, True if texts keep the target's distribution"
+            advice = advice if flag == "lossless" else ""
+            raise TypeError(f"{name}.{flag} must be True or False, got {shown(value)}{advice}")
     if not callable(rule := sampler.draw_draft):
         raise TypeError(f"{name}.draw_draft must be a function, got {shown(rule)}")
     source = sampler.noise_type

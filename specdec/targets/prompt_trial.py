@@ -46,6 +46,7 @@ def compare_prompts(target, prompts: PromptInputs, recording: Recording) -> None
     size = _rms(ours)
     rounding = _rms(moved - ours).minimum(MOST_ROUNDING[1] * unit * size).maximum(unit * size)
     excess = _rms(ours - theirs.to(ours.device)) / (factor * rounding)  # [B, N]
+    excess = excess.masked_fill(ours.eq(theirs.to(ours.device)).all(dim=-1), 0)
     excess = excess.nan_to_num(torch.inf)
     # Where rounding may choose other experts, a token may differ; a wrong prompt changes them all.
     may_flip = unit > 1e-5 and any("expert" in name for name, _ in model.named_modules())

@@ -54,7 +54,7 @@ class HeadDrafter(TreeDrafter):
             (`None` where it proposes all ids) and, by `logits`, `logits(out, lm_head)` as of
             `FeatureHead`.
         target: the HF model, or `Target`, that the head was made for.
-        num_draft_tokens: K.
+        num_draft_tokens: K; `None` is 4, or the most that the head predicts.
         proposal: `"sample"` draws draft tokens and returns their probabilities; `"argmax"` proposes
             the most likely tokens, a deterministic proposal.
         draft_temperature: of the draft where the target samples; `None` is the target's own.
@@ -78,13 +78,16 @@ class HeadDrafter(TreeDrafter):
         self,
         head: nn.Module,
         target: PreTrainedModel | Target,
-        num_draft_tokens: int = 4,
+        num_draft_tokens: int | None = None,
         *,
         proposal: Kind = "sample",
         draft_temperature: float | None = None,
         tree: Tree | str | None = None,
     ):
         super().__init__()
+        if num_draft_tokens is None:
+            most = getattr(getattr(head, "config", None), "max_draft_tokens", None)
+            num_draft_tokens = min(4, most or 4)
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
         self.tree = tree
         self.proposal = Proposal(proposal, draft_temperature)
@@ -131,7 +134,7 @@ class HeadDrafter(TreeDrafter):
         cls,
         path_or_id: str | Path,
         target: PreTrainedModel | Target,
-        num_draft_tokens: int = 4,
+        num_draft_tokens: int | None = None,
         *,
         proposal: Kind = "sample",
         draft_temperature: float | None = None,

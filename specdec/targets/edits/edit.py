@@ -129,7 +129,13 @@ def apply_edit(edit: Edit, view: PreTrainedModel) -> None:
         ValueError: it registered a hook, or set a parameter or a buffer. That has been undone.
     """
     before = shared_with_model(view)
-    edit(view)
+    try:
+        edit(view)
+    except AttributeError as error:
+        raise AttributeError(
+            f"the edit {name_of(edit)} failed: {error}; it gets the whole causal LM, "
+            f"{type(view).__name__}, with layers in view.model.layers for most types"
+        ) from error
     changed = [path for path, now, kept in before if not _is_alike(now, kept)]
     for _, now, kept in before:
         now.clear()
