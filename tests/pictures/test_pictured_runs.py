@@ -101,7 +101,7 @@ def test_comparisons_take_turns_on_them():
 @pytest.mark.parametrize("name", ["qwen3_vl", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_certified(name):
     """The witness is HF's own `generate`, led along the texts."""
-    sizes = {"num_samples": 6, "num_tokens": 12, "audit_tokens": 10}
+    sizes = {"num_samples": 6, "max_new_tokens": 12, "audit_tokens": 10}
     given = one_by_one(name)[:3]
     report = certify_generator(SpeculativeGenerator(build(name), "lookup"), given, **sizes)
     assert report.passed, str(report)
@@ -110,7 +110,7 @@ def test_certified(name):
 def test_a_lossy_rule_is_found_on_pictures():
     """The negative control."""
     lossy = SpeculativeGenerator(build("qwen3_vl"), "lookup", TypicalSampler(0.0, 1.0))
-    sizes = {"num_samples": 40, "num_tokens": 24, "audit_tokens": 4}
+    sizes = {"num_samples": 40, "max_new_tokens": 24, "audit_tokens": 4}
     report = certify_generator(lossy, one_by_one("qwen3_vl")[:3], **sizes)
     assert not report.passed
 
