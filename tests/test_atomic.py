@@ -79,7 +79,9 @@ def trace_of(tokens: int) -> Trace:
 
 
 def study(folder: Path, cells: int) -> None:
-    StudyFolder(folder).add([({"drafter": str(i)}, f"{i}.jsonl") for i in range(cells)], timed=True)
+    names = [str(i) for i in range(cells)]
+    files = [f"{name}.jsonl" for name in names]
+    StudyFolder(folder).add([{"drafter": name} for name in names], files, timed=True)
 
 
 def memory(path: Path, count: int) -> None:

@@ -383,7 +383,7 @@ def test_numbers_without_a_meaning_for_a_head_are_refused():
     """A block bounds K, and a threshold needs a confidence head and a chain."""
     assert wired("dflash", 5)[0].num_draft_tokens == 5
     assert wired("dspark", 6)[0].num_draft_tokens == 6
-    with refused("predict 5 tokens"):
+    with refused("predicts 5 tokens of a path"):
         wired("dflash", 6)
     with refused("needs a head with a confidence head"):
         wired("dspark, rnn", confidence_threshold=0.5)

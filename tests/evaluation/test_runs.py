@@ -290,6 +290,7 @@ def test_a_saved_run_says_where_it_comes_from(tmp_path):
     assert run["drafter"]["proposal"] == {
         "class": "Proposal",
         "kind": "sample",
+        "edit": None,
         "temperature": None,
     }
     assert run["drafter"]["num_draft_tokens"] == 3

@@ -130,6 +130,7 @@ def test_proposals_are_of_drafters_that_take_them_and_of_sampled_text():
     assert sampled.about["run"]["drafter"]["proposal"] == {
         "class": "Proposal",
         "kind": "sample",
+        "edit": None,
         "temperature": 0.5,
     }
 
