@@ -129,6 +129,8 @@ def write_files(page: str, folder: Path) -> None:
     elif page == "docs/own-drafter.md":
         (made,) = (text for text in blocks(page, "text") if text.startswith("def "))
         (folder / "mine.py").write_text(snippets[0].split("print(")[0] + made)
+        (hydra,) = (block for block in snippets if "HYDRA = " in block)
+        (folder / "hydra.py").write_text(hydra)
         (rule,) = (block for block in snippets if "class LenientSampler" in block)
         rule = rule.split("print(")[0].replace("lenience: float = 1.5", "lenience: float = 1")
         (folder / "rule.py").write_text(rule)
