@@ -276,7 +276,10 @@ def test_check_catches_planted_faults(drafter, plant, monkeypatch):
         generator.generate(*prompts(), **options, check=True)
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "gemma2"])
+ARCHITECTURES = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "gemma2", "qwen3_5", "bamba"]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_mixtures_and_other_architectures_are_captured(name):
     generator, eager = pair("lookup", name=name)
     for options in (GATES["greedy"][0], GATES["truncated"][0]):
