@@ -184,7 +184,9 @@ def test_sampled_texts_have_the_targets_distribution(sampler):
 @pytest.mark.parametrize("graphs", [False, True])
 def test_it_is_certified(graphs):
     generator = SpeculativeGenerator(tiny(TARGET), LookaheadDrafter(3, 3, 4), graphs=graphs)
-    report = certify(generator, [[1, 4, 2], [3]], num_samples=64, max_new_tokens=16, audit_tokens=12)
+    report = certify(
+        generator, [[1, 4, 2], [3]], num_samples=64, max_new_tokens=16, audit_tokens=12
+    )
     assert report.passed, report
 
 
