@@ -23,8 +23,8 @@ _SAMPLED = 256
 
 def settings_of(part: Any) -> dict[str, Any]:
     """The settings of a part: its class, with the source of a user's own, its public attributes
-    that are plain values (numbers, texts, tensors, records and lists of these), and a fingerprint
-    of a module's weights.
+    that are plain values (numbers, texts, tensors, records and lists of these), functions that are
+    fields of a record, and a fingerprint of a module's weights.
 
     Args:
         part: any object.
@@ -41,7 +41,9 @@ def settings_of(part: Any) -> dict[str, Any]:
     if isinstance(part, nn.Module):
         names = [name for name in names if name != "training"]
     found = {name: getattr(part, name) for name in names}
+    functions = {n: f for n, f in found.items() if is_dataclass(part) and type(f) is FunctionType}
     found = {name: plain(value) for name, value in found.items() if _is_plain(value)}
+    found |= {name: settings_of_function(value) for name, value in functions.items()}
     settings = {"class": type(part).__name__, **source_of(type(part)), **found}
     weights = list(part.parameters()) if isinstance(part, nn.Module) else []
     if weights:

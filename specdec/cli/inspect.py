@@ -68,7 +68,8 @@ def inspect(
 
     everybody = tuple(FAMILIES.values())
     families, layouts, folder = find_reading(name) or (everybody, (), _folder_of(name))
-    make = find_drafter(name, num_draft_tokens or 4) if folder is None else None
+    usual = 4 if num_draft_tokens is None else num_draft_tokens
+    make = find_drafter(name, usual) if folder is None else None
     target = target or ("zoo" if make or name.startswith("zoo:") else None)
     if make or target is None:
         parity = {"prompt": prompt or None, "max_new_tokens": max_new_tokens}
@@ -90,7 +91,8 @@ def inspect(
         return
     readings = alternatives(survey, checkpoint, model)
     inputs = _inputs(prompt, target, tokenizer).to(model.device)
-    k = num_draft_tokens or min(4, getattr(survey.config, "max_draft_tokens", None) or 4)
+    most = getattr(survey.config, "max_draft_tokens", None) or 4
+    k = min(4, most) if num_draft_tokens is None else num_draft_tokens
     sizes = {"max_new_tokens": max_new_tokens or 64, "num_draft_tokens": k}
     masks = (inputs.input_ids, inputs.attention_mask)
     trials = try_readings(readings, survey.family.drafter, model, *masks, **sizes)

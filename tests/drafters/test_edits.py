@@ -22,6 +22,7 @@ from drafting import perturbed, ragged_prompts
 
 from specdec import Draft, ModelDrafter, Proposal, SpeculativeGenerator, Tree
 from specdec.drafters.base import Drafter
+from specdec.settings import settings_of
 
 NAMES = [*WITH_LOGITS, *(name for name in TREES if "lookup" not in name), *PATHS]
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5]]
@@ -128,3 +129,14 @@ def test_an_edit_that_returns_no_logits_of_the_shape_is_refused():
             drafter.proposal = Proposal(edit=edit)
             with pytest.raises(TypeError, match=r"must return logits \[3, 1, .*changes values"):
                 draft_of(drafter, {})
+
+
+def test_runs_with_other_edits_have_other_settings():
+    """So a saved run does not go on with another edit."""
+    made = [settings_of(Proposal(edit=scaled(n))) for n in (2, 3, 3)]
+    assert made[0] != made[1] == made[2]
+    assert settings_of(Proposal())["edit"] is None
+
+
+def scaled(factor):
+    return lambda logits: logits * factor

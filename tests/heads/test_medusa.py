@@ -84,7 +84,7 @@ def test_greedy_texts_are_hf_s_in_ragged_batches(tree, graphs):
         own = row[kept.bool()][None]
         ones = {"attention_mask": torch.ones_like(own), "pad_token_id": 0}
         assert found[-30:].equal(MODEL.generate(own, **options, **ones)[0, -30:])
-    assert result.stats.acceptance_length > 1.05
+    assert result.stats.acceptance_length > 1.05  # some tokens are accepted: 1.12
 
 
 @pytest.mark.parametrize("tree", [None, Tree(ranks=CHOICES)], ids=["chain", "ranks"])
