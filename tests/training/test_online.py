@@ -16,7 +16,8 @@ OPTIONS = {"max_new_tokens": 12, "do_sample": True, "seed": [1, 2, 3], "eos_toke
 
 
 def keeping(**options):
-    return KeepVerified(ModelDrafter(perturbed(MODEL), 3), **{"top_k": VOCAB, **options})
+    drafter = perturbed(MODEL).requires_grad_(True)  # a test of this process may have frozen MODEL
+    return KeepVerified(ModelDrafter(drafter, 3), **{"top_k": VOCAB, **options})
 
 
 def windows_of(result):
