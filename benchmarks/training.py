@@ -15,7 +15,7 @@ from timing import DEVICE, Turns, about, show, timed
 
 from specdec.drafters import EagleDrafter
 from specdec.training import TrainingTimeTest, new_head
-from specdec.training.losses import soft_cross_entropy
+from specdec.training.divergences import soft_ce
 from specdec.training.optimizer import MuonAdamW
 
 ROW_TOKENS, WAYS = 2048, {"plain": (None, 4096), "lean": (32_000, 16_384)}
@@ -29,14 +29,14 @@ class PlainTrainingTimeTest(TrainingTimeTest):
     def forward(self, ids):
         drafter = self.drafter
         logits, features = self._teacher(ids)
-        probs = logits.float().softmax(dim=-1)
+        log_p = logits.float().log_softmax(dim=-1)
         steps = [drafter.logits(out) for out in self.unroll(ids, features)]
-        weights = [self.step_weight**m for m in range(self.num_steps)]
         losses = [
-            weight * soft_cross_entropy(each, probs[:, 1 + m : 1 + m + each.shape[1]])
-            for m, (weight, each) in enumerate(zip(weights, steps, strict=True))
+            soft_ce(each.float().log_softmax(dim=-1), log_p[:, 1 + m : 1 + m + each.shape[1]])
+            for m, each in enumerate(steps)
         ]
-        return sum(losses) / sum(weights)
+        rows = torch.stack(losses)
+        return (self.step_weights(rows) * rows).mean(dim=(1, 2)).sum()
 
 
 class Way:

@@ -28,7 +28,7 @@ from specdec.evaluation import evaluate
 from specdec.inspection import alternatives, describe, table, try_readings
 from specdec.training import ObjectiveArguments, ObjectiveTrainer, PackedStream
 from specdec.training.heads import layer_like, untrained
-from specdec.training.losses import HeadObjective, soft_cross_entropy_of
+from specdec.training.losses import HeadObjective, losses_of
 from specdec.types import Draft
 
 NUM_DRAFT_TOKENS = 3
@@ -161,7 +161,7 @@ class ToyObjective(HeadObjective):
         angles = self.angles(tokens.shape[1])
         out = head(self.drafter.embed(tokens), features, angles, attend_causally)
         due = labels.at(1, out.shape[1])
-        return soft_cross_entropy_of(out, self.drafter.logits, due)
+        return losses_of(out, self.drafter.logits, due, self.loss)[0].mean()
 
 
 def new_head(target) -> ToyHead:

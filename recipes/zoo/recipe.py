@@ -190,10 +190,8 @@ def make_mask_token(out_dir: Path, work_dir: Path, plan: Plan) -> None:
     head.to("cpu", torch.bfloat16)
     (out_dir / "mask_token" / "model.safetensors").unlink(missing_ok=True)  # with a correction
     drafter.save_pretrained(out_dir / "mask_token")
-    loss = (
-        f"rollouts of masks, {NUM_DEPTHS} depths, each weighing {objective.depth_weight} of the "
-        "one before"
-    )
+    rate = objective.step_weights.rate
+    loss = f"rollouts of masks, {NUM_DEPTHS} depths, each weighing {rate} of the one before"
     _write_card(out_dir, "mask_token", "mask-token", head, plan, progress, {}, loss)
 
 
@@ -229,8 +227,11 @@ def make_correction(out_dir: Path, work_dir: Path, plan: Plan, *, control: bool 
     (folder / "model.safetensors").unlink()  # a head of other tensors is not replaced
     drafter.save_pretrained(folder, verifier=VERIFIER)
     before = json.loads((folder / "card.json").read_text(encoding="utf-8"))
-    loss = f"rollouts of masks, {CORRECTION_DEPTHS} depths, each weighing {objective.depth_weight} "
-    loss += "of the one before; the other weights stay as they are"
+    rate = objective.step_weights.rate
+    loss = (
+        f"rollouts of masks, {CORRECTION_DEPTHS} depths, each weighing {rate} of the one before; "
+    )
+    loss += "the other weights stay as they are"
     made = {"own_text": CORRECTION_TEXT}
     _write_card(out_dir, "mask_token", "correction", head, plan, progress, {}, loss, **made)
     card = json.loads((folder / "card.json").read_text(encoding="utf-8"))

@@ -25,6 +25,15 @@ KINDS = (
     "num_draft_tokens) that returns a HeadObjective"
 )
 MINUTES = "of steps alone, without encoding and evaluations; default: --steps"
+LOSS = (
+    "how far the head's distribution is from the target's: soft_ce (the default), ce, kl, "
+    "reverse_kl, js, tv, nla, lk_hybrid, or a sum like ce:0.7,tv:0.3"
+)
+STEP_WEIGHTS = (
+    "of draft tokens in the loss: a number, which a token weighs as a multiple of the one before, "
+    "dpace, dpace:0.5, or length (with tv: the expected number of accepted tokens); default: a "
+    "number by the kind of head"
+)
 LAYOUT = "of MTP modules, saved with the whole target for engines; default: the modules alone"
 
 
@@ -45,6 +54,8 @@ class Run:
     draft_vocab_size: Annotated[int | None, count(IDS)] = None
     mlp_width: Annotated[int | None, count("of the head; default: the target's")] = None
     unrolled_steps: Annotated[int | None, count("of EAGLE-3's loss; default: 5")] = None
+    loss: Annotated[str | None, Option(metavar="NAME", help=LOSS)] = None
+    step_weights: Annotated[str | None, Option(metavar="W", help=STEP_WEIGHTS)] = None
     depths: Annotated[int | None, count(DEPTHS)] = None
     layout: Annotated[Literal["DeepSeek", "Qwen", "MiMo"] | None, Option(help=LAYOUT)] = None
     layers: Annotated[int | None, count("of a mask-token head; default: 2")] = None

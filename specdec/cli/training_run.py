@@ -38,8 +38,10 @@ from specdec.loading import find_own, load_target
 from specdec.settings import differences
 from specdec.training import data, eagle, mask_token, medusa, mtp
 from specdec.training.callbacks import AcceptanceCallback
+from specdec.training.divergences import find_loss
 from specdec.training.heads import frequent_ids
 from specdec.training.losses import HeadObjective
+from specdec.training.step_weights import find_step_weights
 from specdec.training.trainer import (
     STATE,
     ObjectiveArguments,
@@ -59,6 +61,8 @@ FLAGS = {
     "mlp_width": ("eagle3", "eagle1", "mask-token", "mtp"),
     "layers": ("mask-token",),
     "layout": ("mtp",),
+    "loss": ("eagle3", "eagle1", "mask-token", "mtp", "medusa"),
+    "step_weights": ("eagle3", "mask-token", "mtp", "medusa"),
 }
 """Options that not every kind of head has, and which have them. EAGLE-1 heads and prediction
 modules use the target's vocabulary head, and so propose all of its ids.
@@ -158,6 +162,7 @@ def _check(run: Run) -> None:
         if run.kind not in kinds:
             why = f"belongs to {' and '.join(kinds)}; leave it out for {run.kind}"
             refuse({name: getattr(run, name)}, why)
+    _loss_options(run)
     if run.data != "zoo" and not Path(run.data).exists():
         raise FileNotFoundError(f"no training data at {run.data}")
     if run.steps is not None and run.minutes is not None:
@@ -326,23 +331,35 @@ def _objective(run: Run, target, target_ids):
             )
         return objective.drafter, objective
     k, sizes = run.num_draft_tokens, {"mlp_width": run.mlp_width, "seed": run.seed}
+    options = _loss_options(run)
     if run.kind == "mtp":
         head = mtp.new_head(target, run.depths, layout=run.layout, **sizes)
         drafter = MTPDrafter(head, target, max(k, head.config.num_layers))
-        return drafter, mtp.MultiTokenPrediction(drafter, target)
+        return drafter, mtp.MultiTokenPrediction(drafter, target, **options)
     if run.kind == "medusa":
         head = medusa.new_head(target, run.depths or k)
         drafter = MedusaDrafter(head, target, min(k, head.config.num_heads))
-        return drafter, medusa.EveryHead(drafter, target)
+        return drafter, medusa.EveryHead(drafter, target, **options)
     sizes["target_ids"] = target_ids
     if run.kind == "mask-token":
         head = mask_token.new_head(target, num_layers=run.layers or 2, **sizes)
         drafter = MaskTokenDrafter(head, target, k)
-        return drafter, mask_token.MaskRollouts(drafter, target, run.depths or 8)
+        return drafter, mask_token.MaskRollouts(drafter, target, run.depths or 8, **options)
     drafter = EagleDrafter(eagle.new_head(target, run.kind, **sizes), target, k)
     if run.kind == "eagle1":
-        return drafter, eagle.FeatureAndToken(drafter, target)
-    return drafter, eagle.TrainingTimeTest(drafter, target, run.unrolled_steps or 5)
+        return drafter, eagle.FeatureAndToken(drafter, target, **options)
+    return drafter, eagle.TrainingTimeTest(drafter, target, run.unrolled_steps or 5, **options)
+
+
+def _loss_options(run: Run) -> dict[str, Any]:
+    """Arguments of the objective; `ValueError` for a text that names no loss or no weights."""
+    options: dict[str, Any] = {}
+    if run.loss is not None:
+        options["loss"] = find_loss(run.loss)
+    if run.step_weights is not None:
+        name = "depth_weight" if run.kind in ("mask-token", "mtp") else "step_weight"
+        options[name] = find_step_weights(run.step_weights)
+    return options
 
 
 def _draft_ids(run: Run, args, target, documents: Sequence):

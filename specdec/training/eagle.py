@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 from specdec.arguments import check_choice, check_number
 from specdec.drafters.eagle import EagleConfig, EagleDrafter, EagleHead
 from specdec.drafters.head.layers import attend_causally
+from specdec.training.divergences import Loss, soft_ce
 from specdec.training.heads import layer_like, untrained, usual_hidden_states
-from specdec.training.losses import HeadObjective, UnrolledObjective, soft_cross_entropy_of
+from specdec.training.losses import HeadObjective, UnrolledObjective, losses_of
 
 HeadKind = Literal["eagle1", "eagle3"]
 
@@ -101,7 +102,7 @@ class TrainingTimeTest(UnrolledObjective):
     rows, and to the later steps of its own position.
 
     Args:
-        drafter, target, num_steps, step_weight: as for `UnrolledObjective`.
+        drafter, target, num_steps, step_weight, loss: as for `UnrolledObjective`.
 
     Example:
         >>> from specdec import zoo
@@ -134,8 +135,8 @@ class FeatureAndToken(HeadObjective):
     """EAGLE-1's objective: the next feature by a smooth L1 loss, and the target's distribution.
 
     Args:
-        drafter, target: as for `HeadObjective`.
-        token_weight: of the cross-entropy beside the feature loss.
+        drafter, target, loss: as for `HeadObjective`.
+        token_weight: of the loss of distributions beside that of features.
         noise: in training mode features are moved by up to this much, uniformly, so that the head
             learns to go on from its own errors. It comes from torch's global generator.
 
@@ -158,8 +159,9 @@ class FeatureAndToken(HeadObjective):
         target: PreTrainedModel,
         token_weight: float = 0.1,
         noise: float = 0.1,
+        loss: Loss = soft_ce,
     ):
-        super().__init__(drafter, target)
+        super().__init__(drafter, target, loss)
         config = drafter.config
         if config.feature_width != config.hidden_size:
             raise ValueError(
@@ -180,8 +182,8 @@ class FeatureAndToken(HeadObjective):
         out = head(embeds, head.fuse(read), angles, attend_causally)
         feature_loss = F.smooth_l1_loss(head.feedback(out).float(), features[:, 1:].float())
         due = labels.at(1, out.shape[1])
-        token_loss = soft_cross_entropy_of(out, self.drafter.logits, due)
-        return feature_loss + self.token_weight * token_loss
+        (token_loss,) = losses_of(out, self.drafter.logits, due, self.loss)
+        return feature_loss + self.token_weight * token_loss.mean()
 
 
 class UnrolledAttention:

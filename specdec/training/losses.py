@@ -1,15 +1,16 @@
-"""Losses of every family, the objectives of language models, and what those of heads share.
+"""The objectives of language models, and what those of heads share. What a loss is stands in
+`divergences`, what a step of a draft weighs in `step_weights`.
 
 An objective is a module that maps ids `[B, T + 1]` to a mean loss; its trainable parameters are
 what `ObjectiveTrainer` trains. A target is run on the fly by a `Teacher`, outside the objective's
 parameters.
 
-Legend: B rows of a batch, T tokens of a row, H width of a head, V vocabulary, Vd ids that a head
-can propose.
+Legend: B rows of a batch, T tokens of a row, H width of a head, M steps of a draft, V vocabulary,
+Vd ids that a head can propose.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -18,8 +19,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_integer, check_number, check_tensor
+from specdec.arguments import check_integer, check_tensor
 from specdec.drafters.head.drafter import HeadDrafter
+from specdec.training.divergences import Loss, soft_ce
+from specdec.training.step_weights import StepWeights, weights_of
 from specdec.training.teacher import SoftLabels, Teacher
 
 
@@ -44,47 +47,36 @@ class NextToken(nn.Module):
 
 
 class Distillation(nn.Module):
-    """Cross-entropy to the target's next-token distribution: KL(target || draft) and a constant.
+    """Trains a draft LM by the target's next-token distributions along the text.
 
     Args:
         model: the draft LM.
         target: the teacher, of the same vocabulary; frozen.
+        loss: how far the draft's distribution is from the target's; by default cross-entropy,
+            KL(target || draft) and a constant.
 
     Example:
         >>> from specdec import zoo
+        >>> from specdec.training.divergences import tv
         >>> target = zoo.load_target()
-        >>> objective = Distillation(zoo.load_drafter("model").model, target)
+        >>> objective = Distillation(zoo.load_drafter("model").model, target, tv)
         >>> objective(torch.zeros(2, 17, dtype=torch.long)).shape
         torch.Size([])
 
     Reference: Hinton et al., arXiv:1503.02531; Zhou et al., arXiv:2310.08461 (DistillSpec).
     """
 
-    def __init__(self, model: PreTrainedModel, target: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, target: PreTrainedModel, loss: Loss = soft_ce):
         super().__init__()
-        self.model = model
+        self.model, self.loss = model, loss
         self._teacher = Teacher(target)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Mean nats per token of ids `[B, T + 1]`."""
+        """Mean loss per token of ids `[B, T + 1]`."""
         check_row_length(ids, 1, "next tokens")
         labels = SoftLabels.of(self._teacher(ids[:, :-1])[0])
         student = self.model(input_ids=ids[:, :-1], use_cache=False).logits
-        return soft_cross_entropy(student, labels.probs())
-
-
-def soft_cross_entropy(logits: Tensor, probs: Tensor) -> Tensor:
-    """Mean over positions of `-sum_v probs_v log softmax(logits)_v`, both `[..., Vd]`."""
-    return -(probs * logits.float().log_softmax(dim=-1)).sum(dim=-1).mean()
-
-
-def decayed_mean(losses: Iterable[Tensor], decay: float) -> Tensor:
-    """Mean of the losses of steps or depths, each weighing `decay` times the one before."""
-    total, total_weight = 0.0, 0.0
-    for index, loss in enumerate(losses):
-        weight = decay**index
-        total, total_weight = total + weight * loss, total_weight + weight
-    return total / total_weight
+        return self.loss(student.float().log_softmax(dim=-1), labels.log_probs()).mean()
 
 
 def check_row_length(ids: Tensor, count: int, what: str) -> None:
@@ -98,17 +90,17 @@ def check_row_length(ids: Tensor, count: int, what: str) -> None:
 
 
 CHUNK_ELEMENTS = 2**26
-"""Logits that `soft_cross_entropy_of` holds at once: 256 MB in float32."""
+"""Logits that `losses_of` holds at once: 256 MB in float32."""
 
 
-def soft_cross_entropy_of(
+def losses_of(
     out: Tensor,
     to_logits: Callable[[Tensor], Tensor],
     labels: SoftLabels,
-    *,
+    *losses: Loss,
     chunk_elements: int = CHUNK_ELEMENTS,
-) -> Tensor:
-    """`soft_cross_entropy` of logits that are never there all at once: each chunk of positions is
+) -> list[Tensor]:
+    """Losses per position, of logits that are never there all at once: each chunk of positions is
     computed, reduced and dropped, and computed again in the backward pass.
 
     Logits and probabilities of a large vocabulary are most of the memory of a training step.
@@ -117,16 +109,21 @@ def soft_cross_entropy_of(
         out: `[B, T, H]`, the head's outputs.
         to_logits: `[n, H]` to `[n, Vd]`, the head's vocabulary part.
         labels: of the same positions.
+        losses: what is computed of them.
         chunk_elements: logits held at once.
+
+    Returns:
+        `[B, T]` float32 of each loss.
     """
 
-    def nats_of(rows: Tensor, *label: Tensor) -> tuple[Tensor]:
-        log_probs = to_logits(rows).float().log_softmax(dim=-1)
-        return (-(SoftLabels(*label).probs() * log_probs).sum(dim=-1),)
+    def of_rows(rows: Tensor, *label: Tensor) -> tuple[Tensor, ...]:
+        log_q = to_logits(rows).float().log_softmax(dim=-1)
+        log_p = SoftLabels(*label).log_probs()
+        return tuple(loss(log_q, log_p) for loss in losses)
 
     chunk = max(1, chunk_elements // labels.logits.shape[-1])
     rows = (out.flatten(0, 1), *(tensor.flatten(0, 1) for tensor in labels))
-    return in_chunks(nats_of, rows, chunk)[0].mean()
+    return [each.unflatten(0, out.shape[:2]) for each in in_chunks(of_rows, rows, chunk)]
 
 
 def in_chunks(
@@ -148,11 +145,12 @@ class HeadObjective(nn.Module):
     Args:
         drafter: whose head is to be trained.
         target: the teacher, and the drafter's target; frozen.
+        loss: how far the head's distribution is from the target's.
     """
 
-    def __init__(self, drafter: HeadDrafter, target: PreTrainedModel):
+    def __init__(self, drafter: HeadDrafter, target: PreTrainedModel, loss: Loss = soft_ce):
         super().__init__()
-        self.drafter = drafter
+        self.drafter, self.loss = drafter, loss
         self._teacher = Teacher(target, drafter.feature_layers)
         self._table: Tensor | None = None
 
@@ -181,9 +179,10 @@ class UnrolledObjective(HeadObjective, ABC):
     step m at position t predicts token t + m + 2.
 
     Args:
-        drafter, target: as for `HeadObjective`.
+        drafter, target, loss: as for `HeadObjective`.
         num_steps: M.
-        step_weight: the weight of a step, as a multiple of that of the step before.
+        step_weight: the weight of a step, as a multiple of that of the step before; or a
+            `StepWeights`.
     """
 
     def __init__(
@@ -191,20 +190,24 @@ class UnrolledObjective(HeadObjective, ABC):
         drafter: HeadDrafter,
         target: PreTrainedModel,
         num_steps: int = 5,
-        step_weight: float = 0.8,
+        step_weight: float | StepWeights = 0.8,
+        loss: Loss = soft_ce,
     ):
-        super().__init__(drafter, target)
+        super().__init__(drafter, target, loss)
         self.num_steps = check_integer("num_steps", num_steps, 1)
-        self.step_weight = check_number("step_weight", step_weight, 0)
+        self.step_weights = weights_of(step_weight, "step_weight")
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Mean nats per position of ids `[B, T + 1]`, averaged over the steps by their weights."""
+        """Mean loss per position of ids `[B, T + 1]`, averaged over the steps by their weights."""
         labels, features = self.read(ids, self.num_steps, "unrolled steps")
-        losses = (
-            soft_cross_entropy_of(out, partial(self.logits, step=m), labels.at(1 + m, out.shape[1]))
+        losses = self.step_weights.beside(self.loss)
+        found = [
+            losses_of(out, partial(self.logits, step=m), labels.at(1 + m, out.shape[1]), *losses)
             for m, out in enumerate(self.unroll(ids, features))
-        )
-        return decayed_mean(losses, self.step_weight)
+        ]
+        rows = torch.stack([each[0] for each in found])
+        weights = self.step_weights(torch.stack([each[-1].detach() for each in found]))
+        return (weights * rows).mean(dim=(1, 2)).sum()
 
     def logits(self, out: Tensor, step: int) -> Tensor:
         """Logits `[n, Vd]` of outputs `[n, H]` of a step."""

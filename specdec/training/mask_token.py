@@ -29,14 +29,10 @@ from specdec.drafters.mask_token.correction import (
 )
 from specdec.drafters.mask_token.drafter import MaskTokenDrafter
 from specdec.drafters.mask_token.head import MaskTokenConfig, MaskTokenHead
+from specdec.training.divergences import Loss, soft_ce
 from specdec.training.heads import drawn_from, layer_like, untrained, usual_hidden_states
-from specdec.training.losses import (
-    CHUNK_ELEMENTS,
-    HeadObjective,
-    decayed_mean,
-    in_chunks,
-    soft_cross_entropy_of,
-)
+from specdec.training.losses import CHUNK_ELEMENTS, HeadObjective, in_chunks, losses_of
+from specdec.training.step_weights import StepWeights, weights_of
 from specdec.training.teacher import SoftLabels
 
 
@@ -173,11 +169,14 @@ class MaskRollouts(HeadObjective):
     text so far have a label, and a row of the rollout weighs their probability.
 
     Args:
-        drafter, target: as for `HeadObjective`; of alignment `"shifted"`, without sliding windows.
+        drafter, target, loss: as for `HeadObjective`; of alignment `"shifted"`, without sliding
+            windows.
         num_depths: M, the largest K that the head is to draft.
         anchor_share: A, as a share of the positions of a row. Anchors are drawn from torch's global
             generator, without replacement.
-        depth_weight: the weight of a depth, as a multiple of that of the one before.
+        depth_weight: the weight of a depth, as a multiple of that of the one before; or a
+            `StepWeights`, of drafts after anchors. Rows of the text that are no anchors weigh the
+            mean of those that are.
         rolled_out: for a head with a correction, see above.
 
     Example:
@@ -196,10 +195,11 @@ class MaskRollouts(HeadObjective):
         target: PreTrainedModel,
         num_depths: int = 8,
         anchor_share: float = 0.25,
-        depth_weight: float = 0.9,
+        depth_weight: float | StepWeights = 0.9,
         rolled_out: bool = False,
+        loss: Loss = soft_ce,
     ):
-        super().__init__(drafter, target)
+        super().__init__(drafter, target, loss)
         alignment, layer = drafter.config.alignment, drafter.config.layer
         if alignment != "shifted":
             raise ValueError(
@@ -217,75 +217,83 @@ class MaskRollouts(HeadObjective):
             raise ValueError("rolled_out weighs what a correction reads; the head has none")
         self.num_depths = check_integer("num_depths", num_depths, 1)
         self.anchor_share = check_number("anchor_share", anchor_share, None, 1, above=0)
-        self.depth_weight = check_number("depth_weight", depth_weight, 0)
+        self.step_weights = weights_of(depth_weight, "depth_weight")
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Mean nats per prediction of ids `[B, T + 1]`, averaged by the weights of the depths."""
+        """Mean loss per prediction of ids `[B, T + 1]`, averaged by the weights of the depths."""
         labels, features = self.read(ids, self.num_depths, "depths")
         anchors = self.draw_anchors(ids)
-        return decayed_mean(self._losses(ids, features, anchors, labels), self.depth_weight)
+        outs = self.roll_out(ids, features, anchors)
+        kind = self._corrected_losses if self.is_corrected else self._losses
+        (first, *losses), (measured, *others), shares = zip(
+            *kind(ids, anchors, outs, labels), strict=True
+        )
+        at_anchors = torch.stack([measured.gather(1, anchors), *others]).detach()
+        weights = self.step_weights(at_anchors)
+        of_text = weights[0].mean().expand_as(first).scatter(1, anchors, weights[0])
+        total = (of_text * first).mean()
+        for weight, loss, share in zip(weights[1:], losses, shares[1:], strict=True):
+            tiny = torch.finfo(share.dtype).tiny
+            total = total + (weight * share * loss).sum() / share.sum().clamp(min=tiny)
+        return total
 
     def _losses(
-        self, ids: Tensor, features: Tensor, anchors: Tensor, labels: SoftLabels
-    ) -> Iterator[Tensor]:
-        """Of every depth."""
-        text, *rollouts = self.roll_out(ids, features, anchors)
-        if self.is_corrected:
-            yield from self._corrected_losses(ids, anchors, text, rollouts, labels)
-            return
-        yield soft_cross_entropy_of(text, self.drafter.logits, labels.at(1, text.shape[1]))
-        for depth, out in enumerate(rollouts, start=1):
-            due = labels.gather(anchors + depth + 1)
-            yield soft_cross_entropy_of(out, self.drafter.logits, due)
+        self, ids: Tensor, anchors: Tensor, outs: list[Tensor], labels: SoftLabels
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Of every depth the losses, what its weights depend on, and the shares of its rows in its
+        mean.
+        """
+        for depth, out in enumerate(outs):
+            due = labels.gather(anchors + depth + 1) if depth else labels.at(1, out.shape[1])
+            found = losses_of(out, self.drafter.logits, due, *self.step_weights.beside(self.loss))
+            yield found[0], found[-1], torch.ones_like(found[0])
 
     def _corrected_losses(
-        self,
-        ids: Tensor,
-        anchors: Tensor,
-        text: Tensor,
-        rollouts: list[Tensor],
-        labels: SoftLabels,
-    ) -> Iterator[Tensor]:
+        self, ids: Tensor, anchors: Tensor, outs: list[Tensor], labels: SoftLabels
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """As `_losses`, of corrected logits."""
+        text, *rollouts = outs
         padded = F.pad(ids, (0, 1))  # so that every row has a token to predict
         tokens, due = (ids[:, 1:], padded[:, 2:]), labels.at(1, text.shape[1])
         state = self.drafter.head.correction.begin(text, ids[:, :2]).expand(-1, text.shape[1], -1)
-        nats, *others = self._corrected(0, text, *tokens, state, due)
-        yield nats.mean()
+        *others, found = self._corrected(0, text, *tokens, state, due)
+        yield found[0], found[-1], torch.ones_like(found[0])
         rows = torch.arange(len(ids), device=ids.device)[:, None]
         log_prob, state = (each[rows, anchors] for each in others)
-        log_weight = torch.zeros_like(log_prob)
+        log_share = torch.zeros_like(log_prob)
         for depth, out in enumerate(rollouts, start=1):
             if self.rolled_out:
-                log_weight = log_weight + log_prob
+                log_share = log_share + log_prob
             at = anchors + depth + 1
             tokens, due = (padded.gather(1, at), padded.gather(1, at + 1)), labels.gather(at)
-            nats, log_prob, state = self._corrected(depth, out, *tokens, state, due)
-            weight = log_weight.exp()
-            yield (weight * nats).sum() / weight.sum().clamp(min=torch.finfo(weight.dtype).tiny)
+            log_prob, state, found = self._corrected(depth, out, *tokens, state, due)
+            yield found[0], found[-1], log_share.exp()
 
     def _corrected(
         self, index: int, out: Tensor, before: Tensor, after: Tensor, state: Tensor, due: SoftLabels
-    ) -> list[Tensor]:
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Of outputs `[B, N, H]` for draft token `index`, with the tokens before and after it
-        `[B, N]` and states `[B, N, S]`: nats `[B, N]`, log-probabilities of the tokens after
-        `[B, N]`, without gradients, and states.
+        `[B, N]` and states `[B, N, S]`: log-probabilities of the tokens after `[B, N]`, without
+        gradients, states, and the losses `[B, N]`.
         """
         drafter, head = self.drafter, self.drafter.head
+        losses = self.step_weights.beside(self.loss)
 
         def of_rows(out, before, after, state, *label):
             hidden = head.normed(out)
             logits = head.unembed(hidden, drafter._borrowed.lm_head)
             at = DraftRow(index, logits, hidden, before, state, drafter.embed)
             logits, state = head.correction(at)
-            log_probs = logits.float().log_softmax(dim=-1)
-            nats = -(SoftLabels(*label).probs() * log_probs).sum(dim=-1)
-            wide = head.over_target_ids(log_probs.detach())
-            return nats, wide.gather(-1, after[:, None])[:, 0], state
+            log_q, log_p = logits.float().log_softmax(dim=-1), SoftLabels(*label).log_probs()
+            wide = head.over_target_ids(log_q.detach())
+            log_prob = wide.gather(-1, after[:, None])[:, 0]
+            return log_prob, state, *(loss(log_q, log_p) for loss in losses)
 
         rows = [tensor.flatten(0, 1) for tensor in (out, before, after, state, *due)]
         chunk = max(1, CHUNK_ELEMENTS // due.logits.shape[-1])
-        return [each.unflatten(0, out.shape[:2]) for each in in_chunks(of_rows, (*rows,), chunk)]
+        found = in_chunks(of_rows, (*rows,), chunk)
+        log_prob, state, *rows = (each.unflatten(0, out.shape[:2]) for each in found)
+        return log_prob, state, rows
 
     def draw_anchors(self, ids: Tensor) -> Tensor:
         """Anchors `[B, A]` of ids `[B, T + 1]`, ascending; every depth of each has a label."""

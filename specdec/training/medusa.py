@@ -13,8 +13,10 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer
 from specdec.drafters.medusa import MedusaConfig, MedusaDrafter, MedusaHead
+from specdec.training.divergences import Loss, soft_ce
 from specdec.training.heads import drawn_from
 from specdec.training.losses import UnrolledObjective
+from specdec.training.step_weights import StepWeights
 
 
 def new_head(
@@ -50,8 +52,9 @@ class EveryHead(UnrolledObjective):
     the target's distribution of token t + j + 2.
 
     Args:
-        drafter, target: as for `HeadObjective`.
-        step_weight: of a head, as a multiple of that of the one before (the paper's lambda).
+        drafter, target, loss: as for `HeadObjective`.
+        step_weight: of a head, as a multiple of that of the one before (the paper's lambda); or a
+            `StepWeights`.
 
     Example:
         >>> from specdec import zoo
@@ -64,8 +67,14 @@ class EveryHead(UnrolledObjective):
     as in its self-distillation.
     """
 
-    def __init__(self, drafter: MedusaDrafter, target: PreTrainedModel, step_weight: float = 0.8):
-        super().__init__(drafter, target, drafter.config.num_heads, step_weight)
+    def __init__(
+        self,
+        drafter: MedusaDrafter,
+        target: PreTrainedModel,
+        step_weight: float | StepWeights = 0.8,
+        loss: Loss = soft_ce,
+    ):
+        super().__init__(drafter, target, drafter.config.num_heads, step_weight, loss)
 
     def logits(self, out: Tensor, step: int) -> Tensor:
         """Logits `[n, V]` of what head `step` makes of a state."""

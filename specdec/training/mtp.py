@@ -21,8 +21,10 @@ from specdec.drafters.head.layers import attend_causally
 from specdec.drafters.head.window import Pass
 from specdec.drafters.mtp.drafter import MTPDrafter
 from specdec.drafters.mtp.head import MTPConfig, MTPHead, Semantics
+from specdec.training.divergences import Loss, soft_ce
 from specdec.training.heads import layer_like, untrained
 from specdec.training.losses import UnrolledObjective
+from specdec.training.step_weights import StepWeights
 
 
 def mtp_config(
@@ -99,8 +101,9 @@ class MultiTokenPrediction(UnrolledObjective):
 
     Args:
         drafter: whose head is to be trained; D is the number of depths that it uses.
-        target: as for `HeadObjective`.
-        depth_weight: the weight of a depth, as a multiple of that of the depth before.
+        target, loss: as for `HeadObjective`.
+        depth_weight: the weight of a depth, as a multiple of that of the depth before; or a
+            `StepWeights`.
 
     Example:
         >>> from specdec import zoo
@@ -113,8 +116,14 @@ class MultiTokenPrediction(UnrolledObjective):
     place of the text's next token.
     """
 
-    def __init__(self, drafter: MTPDrafter, target: PreTrainedModel, depth_weight: float = 1.0):
-        super().__init__(drafter, target, drafter.num_depths, depth_weight)
+    def __init__(
+        self,
+        drafter: MTPDrafter,
+        target: PreTrainedModel,
+        depth_weight: float | StepWeights = 1.0,
+        loss: Loss = soft_ce,
+    ):
+        super().__init__(drafter, target, drafter.num_depths, depth_weight, loss)
         if drafter.num_depths < drafter.config.num_layers:
             raise ValueError(
                 f"the drafter uses {drafter.num_depths} of its head's {drafter.config.num_layers} "

@@ -3,6 +3,7 @@
 Legend: B rows, T tokens, F width of all features together, V vocabulary, Vd ids of the head.
 """
 
+import math
 from types import SimpleNamespace
 from typing import NamedTuple, Self
 
@@ -48,10 +49,15 @@ class SoftLabels(NamedTuple):
         return SoftLabels(logits, log_sums)
 
     def probs(self) -> Tensor:
-        """`[..., Vd]` float32. The sum is below 1 where the head's ids lack probability mass, which
-        gives that position a smaller weight in a cross-entropy.
+        """`[..., Vd]` float32. The sum is below 1 where the head's ids lack probability mass."""
+        return self.log_probs().exp()
+
+    def log_probs(self) -> Tensor:
+        """`[..., Vd]` float32; of probabilities below float32's smallest, 0 too, that of the
+        smallest, so that no divergence is infinite.
         """
-        return (self.logits.float() - self.log_sums).exp()
+        smallest = math.log(torch.finfo(torch.float32).tiny)
+        return (self.logits.float() - self.log_sums).clamp(min=smallest)
 
 
 class Teacher:

@@ -207,8 +207,8 @@ def by_hand(objective, ids, anchors, *, rolled_out):
     for depth, rows in enumerate(found):
         nats = torch.stack([each for each, _ in rows])
         shares = torch.tensor([share if rolled_out else 1.0 for _, share in rows])
-        total += objective.depth_weight**depth * (nats * shares).sum() / shares.sum()
-        weights += objective.depth_weight**depth
+        total += objective.step_weights.rate**depth * (nats * shares).sum() / shares.sum()
+        weights += objective.step_weights.rate**depth
     return total / weights
 
 
@@ -255,7 +255,8 @@ def test_corrected_rollouts_have_the_distributions_that_the_drafter_draws_from(n
     forward, drafter.head.correction.forward = drafter.head.correction.forward, keep
     anchors = torch.full((3, 1), length - 2)
     labels = objective.read(text, 1, "tokens")[0]
-    list(objective._losses(text, read, anchors, labels))
+    outs = objective.roll_out(text, read, anchors)
+    list(objective._corrected_losses(text, anchors, outs, labels))
     first, *later = seen
     first = first.unflatten(0, (3, -1))[:, length - 2]
     probs = torch.stack([first, *later], dim=1).softmax(dim=-1)

@@ -24,11 +24,13 @@ from transformers import (
 from specdec import SpeculativeGenerator, zoo
 from specdec.cli import main
 from specdec.cli.training_options import Run
-from specdec.cli.training_run import _arguments
+from specdec.cli.training_run import _arguments, _objective
 from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
 from specdec.evaluation import evaluate
 from specdec.training import new_head
 from specdec.training.data import PROMPT_TOKENS, encode_texts, hold_out, prompts_of
+from specdec.training.divergences import ce, tv
+from specdec.training.step_weights import DPace
 from specdec.training.trainer import last_checkpoint
 from specdec.zoo import corpus
 
@@ -104,6 +106,39 @@ def test_what_is_saved_is_what_was_trained(kind, target, text, tmp_path, capsys)
     drafter = CLASSES[kind].from_pretrained(output, model, 3)
     assert drafter.config.layer.intermediate_size == 24
     assert_trained(drafter.head, output)
+
+
+@pytest.mark.parametrize("kind", [*CLASSES, "medusa"])
+def test_a_loss_and_weights_of_steps_are_trained_by_name(kind, target, text, tmp_path):
+    more = ["--loss", "ce:0.7,tv:0.3"]
+    more += [] if kind == "eagle1" else ["--step-weights", "dpace:0.4"]
+    made = Run(kind, "zoo", "zoo", tmp_path, loss=more[1], step_weights=(more[2:] or [None])[-1])
+    _, objective = _objective(made, zoo.load_target(), None)
+    log_q, log_p = torch.randn(2, 3, 5).log_softmax(-1)
+    wanted = 0.7 * ce(log_q, log_p) + 0.3 * tv(log_q, log_p)
+    torch.testing.assert_close(objective.loss(log_q, log_p), wanted)
+    assert kind == "eagle1" or objective.step_weights == DPace(0.4)
+    if kind == "eagle3":
+        assert run(kind, target, text, tmp_path / "head", *more) == 0
+        assert run(kind, target, text, tmp_path / "plain") == 0
+        heads = [load_file(tmp_path / name / "model.safetensors") for name in ("head", "plain")]
+        assert not heads[0]["lm_head.weight"].equal(heads[1]["lm_head.weight"])
+
+
+REFUSED_LOSSES = {
+    "kl_div": ["eagle3", "--loss", "kl_div"],
+    "weights of steps must be": ["mtp", "--step-weights", "half"],
+    "--step-weights belongs to eagle3": ["eagle1", "--step-weights", "0.5"],
+}
+
+
+@pytest.mark.parametrize("words", REFUSED_LOSSES)
+def test_a_loss_that_is_none_is_refused_before_anything_is_read(words, tmp_path, capsys):
+    kind, *more = REFUSED_LOSSES[words]
+    assert run(kind, "nowhere", "zoo", tmp_path / "head", *more) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+    assert not (tmp_path / "head").exists()
 
 
 def test_modules_of_a_layout_are_saved_with_their_target_as_engines_want_it(
