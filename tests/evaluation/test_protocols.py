@@ -13,7 +13,7 @@ import pytest
 from specdec import SpeculativeGenerator, Tree, zoo
 from specdec.cli import main
 from specdec.cli.reproduce import Protocol
-from specdec.evaluation import evaluate, reproduce
+from specdec.evaluation import reproduce, sweep
 from specdec.evaluation.protocols import PROTOCOLS, Figures
 from specdec.samplers import RejectionSampler
 
@@ -72,36 +72,75 @@ def test_the_command_names_all_protocols():
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_the_zoo_goes_through_every_protocol_and_on_after_an_interruption(name, tmp_path):
+    """It is stopped in the midst of the last of three sets, or of the only one; what was finished
+    stands in the files, and is not measured again.
+    """
     protocol, data = small(name), write_sets(tmp_path / "data")
-    whole = reproduce(protocol, load, data, max_new_tokens=2)
-    assert list(whole.cells) == [(s, b) for s in protocol.sets for b in protocol.budgets]
+    options = {"sets": list(protocol.sets)[:3], "max_new_tokens": 2}
+    whole = reproduce(protocol, load, data, **options)
+    assert list(whole.cells) == [(s, b) for s in options["sets"] for b in protocol.budgets]
+    assert list(whole.plain) == options["sets"]
     assert f"Published: {protocol.source}." in " ".join(str(whole).split())
     assert len(whole.to_frame()) == len(whole.cells)
-    out, finished, before = tmp_path / "out", [], min(2, len(whole.cells) - 1)
-    options = {"sets": list(protocol.sets)[:3], "max_new_tokens": 2, "output": out}
+    calls = []
 
-    def interrupted(nodes):
-        """Is stopped before the second batch of the third set, or of the only one."""
-        generator, tokenizer = load(nodes)
-        generate = generator.generate
+    def counted(stop=None):
+        def load_counted(nodes):
+            generator, tokenizer = load(nodes)
+            generate = generator.generate
 
-        def counting(*args, **options):
-            if len(finished) == 2 * before + 1:
-                raise KeyboardInterrupt
-            finished.append(1)
-            return generate(*args, **options)
+            def counting(*args, **given):
+                if len(calls) == stop:
+                    raise KeyboardInterrupt
+                calls.append(nodes)
+                return generate(*args, **given)
 
-        generator.generate = counting
-        return generator, tokenizer
+            generator.generate = counting
+            return generator, tokenizer
 
+        return load_counted
+
+    reproduce(protocol, counted(), data, output=tmp_path / "counted", **options)
+    total, out = len(calls), tmp_path / "out"
+    calls.clear()
     with pytest.raises(KeyboardInterrupt):
-        reproduce(protocol, interrupted, data, **options)
-    assert len(list(out.iterdir())) == before + 1
-    sizes = {path.name: path.stat().st_size for path in out.iterdir()}
-    again = reproduce(protocol, load, data, **options)
-    assert all(path.stat().st_size >= sizes.get(path.name, 0) for path in out.iterdir())
-    assert len(list(out.iterdir())) == len(again.cells)
-    assert texts(again).items() <= texts(whole).items()
+        reproduce(protocol, counted(total - 1), data, output=out, **options)
+    sizes = {path: path.stat().st_size for path in out.rglob("*.jsonl")}
+    assert len(list(out.iterdir())) == len(options["sets"])
+    calls.clear()
+    again = reproduce(protocol, counted(), data, output=out, **options)
+    assert 0 < len(calls) < total
+    assert all(path.stat().st_size >= size for path, size in sizes.items())
+    assert texts(again) == texts(whole)
+    plain = [[row.new_tokens for row in run.rows] for run in (again.plain[s] for s in whole.plain)]
+    assert plain == [[row.new_tokens for row in run.rows] for run in whole.plain.values()]
+
+
+def test_times_stand_beside_plain_decoding_of_the_same_prompts(tmp_path):
+    """The speed is that of tokens per second of both files, and greedy texts are the same."""
+    figures = (Figures("zoo", "A", 0, {"gsm8k": 2.0, "mbpp": 3.0}, {"gsm8k": 1.5}),)
+    data = write_sets(tmp_path / "data", 7)
+    protocol = replace(small("ddtree"), budgets=(0,), figures=figures, card="one RTX 3090")
+    options = {"sets": ["gsm8k", "mbpp"], "max_new_tokens": 8}
+    found = reproduce(protocol, load, data, **options)
+    for name in options["sets"]:
+        plain, cell = found.plain[name], found.cells[name, 0]
+        assert [r.new_tokens for r in plain.rows] == [r.new_tokens for r in cell.rows]
+        assert plain.num_draft_tokens == 0
+        speed = found.speedup(name, 0)
+        assert speed.value == pytest.approx(cell.tokens_per_second / plain.tokens_per_second)
+        assert speed.low < speed.value < speed.high
+    first, second = found.records()
+    assert first["speedup"] == found.speedup("gsm8k", 0).value
+    assert (first["A x plain"], "A x plain" in second) == (1.5, False)
+    shown = " ".join(str(found).split())
+    assert "2.00 (1.00), 1.50 x" in shown
+    assert "Published speeds: one RTX 3090; these: cpu" in shown
+    bare = reproduce(protocol, load, data, plain=False, **options)
+    assert bare.plain == {}
+    assert bare.speedup("gsm8k", 0) is None
+    assert "x plain" not in str(bare).splitlines()[0]
+    assert "ms per token" in str(bare)
 
 
 def test_a_protocol_measures_with_its_settings(tmp_path):
@@ -278,11 +317,12 @@ def test_trees_of_a_protocol_hold_the_best_nodes_of_all(tmp_path, monkeypatch):
     """The command's trees have as many children per node as nodes, so that none is left out."""
     seen = []
 
-    def evaluated(generator, *args, **options):
-        seen.append((generator.drafter.tree, generator.drafter.num_draft_tokens))
-        return evaluate(generator, *args, **options)
+    def swept(target, prompts, *, drafters, **options):
+        drafted = [way.drafter for name, way in drafters.items() if name != "plain"]
+        seen.extend((drafter.tree, drafter.num_draft_tokens) for drafter in drafted)
+        return sweep(target, prompts, drafters=drafters, **options)
 
-    monkeypatch.setattr("specdec.evaluation.protocols.evaluate", evaluated)
+    monkeypatch.setattr("specdec.evaluation.protocols.sweep", swept)
     data = write_sets(tmp_path / "data")
     arguments = ["--drafter", "zoo:mask-token", "--data", str(data), "--sets", "gsm8k"]
     arguments += ["--limit", "1", "--max-new-tokens", "2", "--budgets", "0,16,32"]
