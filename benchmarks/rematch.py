@@ -1,4 +1,4 @@
-"""Every kind of drafter trained for one target on one text with one budget, and measured in one loop.
+"""Every kind of drafter, trained for one target on one text with one budget, measured in one loop.
 
     PYTHONPATH=. python benchmarks/rematch.py --output rematch
     PYTHONPATH=. python benchmarks/rematch.py --output rematch --page-only

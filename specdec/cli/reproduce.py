@@ -11,7 +11,11 @@ from specdec.cli.evaluate import print_as
 from specdec.cli.options import DRAFTER, Device, DType, Format, Parts, Target, count, given, several
 from specdec.show.table import need
 
-Protocol = Literal["dspark-table1", "ddtree", "ddtree-sampled", "speculators-mt-bench"]
+Protocol = Literal[
+    "dspark-table1", "ddtree", "ddtree-sampled", "speculators-mt-bench",
+    "eagle2", "eagle2-sampled", "eagle3", "eagle3-sampled", "spec-bench",
+    "dflash", "dflash-sampled", "dflash-sglang", "speed-bench",
+]  # fmt: skip
 """Names of `PROTOCOLS`, which takes importing torch."""
 
 
@@ -36,10 +40,9 @@ def reproduce(
 ) -> None:
     """Measure what a paper measured, beside its figures.
 
-    Follows the protocol of DSpark's table 1, of DDTree's budget sweep, at temperature 0 or 1, or of
-    vLLM's test of speculators' heads, and prints acceptance lengths, times per token and speeds
-    over plain decoding in the same loop with intervals beside the published ones, and in what the
-    measurement differs. With --output a run that was interrupted goes on where it stopped.
+    Follows the protocol of a published table and prints acceptance lengths, times per token and
+    speeds over plain decoding in the same loop with intervals beside the published ones, and in
+    what the measurement differs. With --output a run that was interrupted goes on where it stopped.
     --dry-run lists models, prompts and about how long it takes, before anything large is loaded.
     """
     from specdec.evaluation.protocols import PROTOCOLS, reproduce

@@ -46,7 +46,7 @@ class Protocol:
 
     Args:
         source: where its figures and settings are from.
-        sets: at most so many prompts of each.
+        sets: at most so many prompts of each; `file/category` is a part of a file.
         figures: those of the first one's target stand beside other targets.
         temperature: 0 is greedy.
         num_draft_tokens: K of a chain, and the depth of trees.
@@ -61,6 +61,7 @@ class Protocol:
         all_turns: answers all turns of a prompt, else the first one alone.
         max_new_tokens: of each turn.
         thinking: `enable_thinking` of chat templates that read it.
+        worded: prompts get DFlash's and DSpark's instructions, see `read_prompts`.
     """
 
     source: str
@@ -78,10 +79,16 @@ class Protocol:
     all_turns: bool = False
     max_new_tokens: int = 2048
     thinking: bool = False
+    worded: bool = True
 
     def prompts(self, name: str, folder: str | Path) -> list[Prompt]:
         """The prompts of a set that the protocol chooses and words, of a folder's files."""
-        found = read_prompts(find_set(name, folder), worded=True)
+        file, _, category = name.partition("/")
+        whole = read_prompts(find_set(file, folder), worded=self.worded)
+        found = [prompt for prompt in whole if prompt.category == category or not category]
+        if not found:
+            others = ", ".join(sorted({prompt.category or "none" for prompt in whole}))
+            raise ValueError(f"the set {file} has no prompts of category {category}: {others}")
         if len(found) > self.sets[name]:
             if self.shuffle == "random":
                 random.Random(self.seed).shuffle(found)
@@ -128,7 +135,9 @@ class Reproduction(Tabular):
         """One table with a line per set and budget; its notes say in what the measurement differs
         from the protocol.
         """
-        labels, rows = list(dict.fromkeys(row.label for row in self.protocol.figures)), []
+        target, rows = self._published_target, []
+        known = [row.label for row in self.protocol.figures if row.target == target]
+        labels = list(dict.fromkeys(known))
         for record, (name, nodes) in zip(self.records(), self.cells, strict=True):
             cell = self.cells[name, nodes]
             length, speed = self.protocol.length(cell), self.speedup(name, nodes)

@@ -18,6 +18,7 @@ from specdec.evaluation.protocols import PROTOCOLS, Figures
 from specdec.samplers import RejectionSampler
 
 TARGET, TOKENIZER = zoo.load_target(), zoo.load_tokenizer()
+CATEGORIES = [name.partition("/")[2] for name in PROTOCOLS["speed-bench"].sets]
 ENTRIES = {
     "gsm8k": lambda i: {"question": f"{i} + 1?", "answer": f"#### {i + 1}"},
     "math500": lambda i: {"problem": f"{i} + 1?", "answer": "2", "unique_id": f"test/{i}.json"},
@@ -37,6 +38,14 @@ ENTRIES = {
     "swe-bench": lambda i: {"instance_id": f"a__b-{i}", "problem_statement": f"{i} fails."},
     "mt-bench": lambda i: {"prompt_id": i, "category": "math", "prompt": [f"{i}?", "Again."]},
     "alpaca": lambda i: {"instruction": f"Sing {i}.", "input": "", "output": "", "text": "..."},
+    "sum": lambda i: {"question_id": 240 + i, "category": "summarization", "turns": [f"Sum {i}."]},
+    "qa": lambda i: {"question_id": 320 + i, "category": "qa", "turns": [f"Who is {i}?"]},
+    "spec-bench": lambda i: {"question_id": i, "category": "math", "turns": [f"{i}?", "Again."]},
+    "qualitative": lambda i: {
+        "question_id": f"q{i}",
+        "category": CATEGORIES[i % len(CATEGORIES)],
+        "turns": [f"Say {i}."],
+    },
     "arena-hard-v2": lambda i: {"uid": f"u{i}", "category": "hard_prompt", "prompt": f"Write {i}."},
 }
 
@@ -45,7 +54,8 @@ def write_sets(folder, count: int = 2):
     """Every set of every protocol, in its published form."""
     folder.mkdir(exist_ok=True)
     for name, entry in ENTRIES.items():
-        lines = [json.dumps(entry(i)) + "\n" for i in range(count)]
+        whole = count * (len(CATEGORIES) if name == "qualitative" else 1)
+        lines = [json.dumps(entry(i)) + "\n" for i in range(whole)]
         (folder / f"{name}.jsonl").write_text("".join(lines))
     return folder
 
@@ -106,7 +116,7 @@ def test_the_zoo_goes_through_every_protocol_and_on_after_an_interruption(name, 
     with pytest.raises(KeyboardInterrupt):
         reproduce(protocol, counted(total - 1), data, output=out, **options)
     sizes = {path: path.stat().st_size for path in out.rglob("*.jsonl")}
-    assert len(list(out.iterdir())) == len(options["sets"])
+    assert len({path.parent for path in sizes}) == len(options["sets"])
     calls.clear()
     again = reproduce(protocol, counted(), data, output=out, **options)
     assert 0 < len(calls) < total
@@ -185,6 +195,15 @@ def test_of_larger_sets_the_prompts_of_the_source_are_chosen(name, tmp_path):
     assert {prompt.category for prompt in whole} == {"gsm8k"}
 
 
+def test_a_part_of_a_file_is_a_set(tmp_path):
+    data, protocol = write_sets(tmp_path / "data", 3), PROTOCOLS["speed-bench"]
+    prompts = protocol.prompts("qualitative/math", data)
+    assert [prompt.category for prompt in prompts] == ["math"] * 3
+    assert len({prompt.id for prompt in prompts}) == 3
+    with pytest.raises(ValueError, match="qualitative has no prompts of category cooking: coding"):
+        protocol.prompts("qualitative/cooking", data)
+
+
 def test_the_mean_is_that_of_the_source(tmp_path):
     data = write_sets(tmp_path / "data", 7)
     protocol = replace(small("ddtree"), budgets=(0,))
@@ -241,6 +260,15 @@ def test_the_published_figures_are_those_of_the_tables():
     assert best["math500"] == by_row["ddtree", "Qwen3-8B", "DDTree", 512]["math500"] == 10.73
     assert by_row["ddtree", "Qwen3-8B", "DDTree", 16] == {"math500": 8.61}
     assert by_row["ddtree-sampled", "Qwen3-4B", "DFlash", 0]["alpaca"] == 2.96
+    eagle3 = {row.target: row for row in PROTOCOLS["eagle3"].figures if row.label == "EAGLE-3"}
+    llama, vicuna = eagle3["Llama-3.1-8B-Instruct"], eagle3["vicuna-13b-v1.3"]
+    assert (llama.lengths["mt-bench"], llama.speedups["mt-bench"]) == (6.13, 4.40)
+    assert (vicuna.lengths["humaneval"], vicuna.speedups["humaneval"]) == (7.54, 6.47)
+    leader = next(f for f in PROTOCOLS["spec-bench"].figures if f.label == "EAGLE3")
+    assert (leader.lengths, leader.speedups) == ({"spec-bench": 5.71}, {"spec-bench": 3.02})
+    mtp = by_row["speed-bench", "Qwen3-Next-80B-A3B-Instruct", "MTP", 0]
+    assert (mtp["qualitative/coding"], mtp["qualitative/writing"]) == (3.34, 2.46)
+    assert by_row["dflash", "Qwen3-8B", "DFlash", 0]["livecodebench"] == 7.27
     assert by_row["speculators-mt-bench", "Qwen3-8B", "EAGLE-3", 0] == {"mt-bench": 2.26}
     for (name, *_, nodes), lengths in by_row.items():
         assert nodes or set(lengths) == set(PROTOCOLS[name].sets)
