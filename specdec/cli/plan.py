@@ -45,7 +45,8 @@ def plan(
     --num-draft-tokens (default 8), and with trees of such sizes up to --tree's, all of which take
     turns on the same prompts; and names the best, with those that cannot be told apart from it.
     It generates from each prompt once more than --rounds, per K and batch size, and says first how
-    long that takes: from as many of the prompts as --minutes have time for, at least one batch.
+    long that takes: from as many of the prompts as --minutes have time for, at least one batch. Of
+    a mixture of experts it says how many of them drafts touch, which is what they cost.
 
     With --drafter self the target drafts for itself: names the best of --draft-caches and K by
     batch size and --contexts, predicted from acceptance on the prompts, which should be as long,
@@ -63,6 +64,7 @@ def plan(
         )
     refuse(of_self, "belongs to --drafter self")
     from specdec.evaluation import own_prompts, read_prompts, sweep
+    from specdec.evaluation.experts import experts_of
     from specdec.generator import SpeculativeGenerator
     from specdec.loading import load_drafter, load_sampler, load_target
     from specdec.loop.lengths import lengths_to_measure
@@ -125,6 +127,8 @@ def plan(
         alike = f"; not told apart from it: {'; '.join(others)}" if others else ""
         pays = "" if "none" not in (best, *others) else " (drafting is not shown to pay)"
         print(f"fastest with batches of {rows}: {best}{alike}{pays}")
+    if any(experts_of(model)):
+        print(_experts(model, study, drafts, batch_sizes))
 
 
 def _way(cell: dict[str, Any]) -> str:
@@ -149,6 +153,16 @@ def _speed_ups(study: Any, name: str, batch_sizes: list[int]) -> Any:
     header = ["draft", *(f"batches of {size}" for size in dict.fromkeys(batch_sizes))]
     note = "Speed over that of plain decoding; 95 % intervals over separate batches."
     return Table(header, rows, (note,))
+
+
+def _experts(model: Any, study: Any, drafts: list[int | str], batch_sizes: list[int]) -> Any:
+    """What drafts cost a mixture of experts, by the texts that it has just written."""
+    from specdec.evaluation.experts import expert_costs
+
+    texts = [row.new_tokens for row in study.runs[0].rows]
+    longest = max(map(len, texts)) - 1
+    lengths = [k for k in drafts if isinstance(k, int) and k <= longest]
+    return expert_costs(model, texts, draft_lengths=lengths, batch_sizes=batch_sizes)
 
 
 def seconds_per_token(generators: list[Any], rows: int) -> float:

@@ -3,6 +3,7 @@
 from specdec.evaluation.costs import costs, measure_costs
 from specdec.evaluation.evaluate import evaluate
 from specdec.evaluation.evaluation import Evaluation
+from specdec.evaluation.experts import expert_costs
 from specdec.evaluation.hf_generate import HFGenerate
 from specdec.evaluation.intervals import Estimate
 from specdec.evaluation.paired import difference
@@ -26,6 +27,7 @@ __all__ = [
     "difference",
     "evaluate",
     "every_position",
+    "expert_costs",
     "measure_costs",
     "own_prompts",
     "read_prompts",

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from specdec import zoo
 from specdec.cli import main
 from specdec.evaluation.protocols import PROTOCOLS
 
@@ -35,9 +36,40 @@ def test_measured_lengths_stand_beside_published_ones(data, tmp_path, capsys, mo
     assert lines["gsm8k"][8] == f"({float(lines['gsm8k'][5]) - 1:.2f})"
     assert "Tokens per step with the target's own token, and (without it)." in captured.out
     assert "[" in " ".join(lines["gsm8k"])  # an interval
-    assert "7/7" in captured.err  # a bar
+    assert "14/14" in captured.err  # a bar, of plain decoding as well
     assert main(command("dspark-table1", data, *output, "--format", "json")) == 0  # nothing to do
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)  # NaN is no JSON
     assert found["source"] == PROTOCOLS["dspark-table1"].source
     assert found["cells"][0]["DSpark"] == 6.17
     assert f"{found['cells'][0]['value']:.2f}" == lines["gsm8k"][5]
+
+
+def test_a_dry_run_says_what_it_takes_and_loads_nothing(data, tmp_path, capsys, monkeypatch):
+    """Counts by hand: 7 prompts, 4 tokens each, plainly and with the published lengths."""
+
+    def loading(*args, **options):
+        raise AssertionError("a dry run loads nothing")
+
+    monkeypatch.setattr("specdec.loading.load_target", loading)
+    output = tmp_path / "out"
+    whole = command("dspark-table1", data, "--dry-run", "--output", str(output))
+    assert main([*whole, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    lengths = [
+        [row.lengths[name] for row in PROTOCOLS["dspark-table1"].figures]
+        for name in ("gsm8k", "math500")
+    ]
+    forwards = [int(28 * (1 + len(own) / sum(own))) for own in lengths]
+    assert found["forwards"] == sum(forwards)
+    files = {n: zoo.WEIGHTS_DIR / n / "model.safetensors" for n in ("target", "mask_token")}
+    sizes = {"zoo": files["target"], "zoo:mask-token": files["mask_token"]}
+    assert found["weight_bytes"] == {name: path.stat().st_size for name, path in sizes.items()}
+    assert not output.exists()
+    plain = int(28 * len(lengths[0]) / sum(lengths[0]))
+    assert main([*whole, "--no-plain", "--sets", "gsm8k", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["forwards"] == plain
+    missing = ["reproduce", "dspark-table1", "--drafter", "nobody/here", "--data", str(data)]
+    assert main([*missing, "--dry-run", "--device", "cpu"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "aime25 30 not there 30" in shown
+    assert "nobody/here: not known" in shown

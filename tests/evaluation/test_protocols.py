@@ -13,11 +13,12 @@ import pytest
 from specdec import SpeculativeGenerator, Tree, zoo
 from specdec.cli import main
 from specdec.cli.reproduce import Protocol
-from specdec.evaluation import evaluate, reproduce
+from specdec.evaluation import reproduce, sweep
 from specdec.evaluation.protocols import PROTOCOLS, Figures
 from specdec.samplers import RejectionSampler
 
 TARGET, TOKENIZER = zoo.load_target(), zoo.load_tokenizer()
+CATEGORIES = [name.partition("/")[2] for name in PROTOCOLS["speed-bench"].sets]
 ENTRIES = {
     "gsm8k": lambda i: {"question": f"{i} + 1?", "answer": f"#### {i + 1}"},
     "math500": lambda i: {"problem": f"{i} + 1?", "answer": "2", "unique_id": f"test/{i}.json"},
@@ -37,6 +38,14 @@ ENTRIES = {
     "swe-bench": lambda i: {"instance_id": f"a__b-{i}", "problem_statement": f"{i} fails."},
     "mt-bench": lambda i: {"prompt_id": i, "category": "math", "prompt": [f"{i}?", "Again."]},
     "alpaca": lambda i: {"instruction": f"Sing {i}.", "input": "", "output": "", "text": "..."},
+    "sum": lambda i: {"question_id": 240 + i, "category": "summarization", "turns": [f"Sum {i}."]},
+    "qa": lambda i: {"question_id": 320 + i, "category": "qa", "turns": [f"Who is {i}?"]},
+    "spec-bench": lambda i: {"question_id": i, "category": "math", "turns": [f"{i}?", "Again."]},
+    "qualitative": lambda i: {
+        "question_id": f"q{i}",
+        "category": CATEGORIES[i % len(CATEGORIES)],
+        "turns": [f"Say {i}."],
+    },
     "arena-hard-v2": lambda i: {"uid": f"u{i}", "category": "hard_prompt", "prompt": f"Write {i}."},
 }
 
@@ -45,7 +54,8 @@ def write_sets(folder, count: int = 2):
     """Every set of every protocol, in its published form."""
     folder.mkdir(exist_ok=True)
     for name, entry in ENTRIES.items():
-        lines = [json.dumps(entry(i)) + "\n" for i in range(count)]
+        whole = count * (len(CATEGORIES) if name == "qualitative" else 1)
+        lines = [json.dumps(entry(i)) + "\n" for i in range(whole)]
         (folder / f"{name}.jsonl").write_text("".join(lines))
     return folder
 
@@ -72,36 +82,75 @@ def test_the_command_names_all_protocols():
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_the_zoo_goes_through_every_protocol_and_on_after_an_interruption(name, tmp_path):
+    """It is stopped in the midst of the last of three sets, or of the only one; what was finished
+    stands in the files, and is not measured again.
+    """
     protocol, data = small(name), write_sets(tmp_path / "data")
-    whole = reproduce(protocol, load, data, max_new_tokens=2)
-    assert list(whole.cells) == [(s, b) for s in protocol.sets for b in protocol.budgets]
+    options = {"sets": list(protocol.sets)[:3], "max_new_tokens": 2}
+    whole = reproduce(protocol, load, data, **options)
+    assert list(whole.cells) == [(s, b) for s in options["sets"] for b in protocol.budgets]
+    assert list(whole.plain) == options["sets"]
     assert f"Published: {protocol.source}." in " ".join(str(whole).split())
     assert len(whole.to_frame()) == len(whole.cells)
-    out, finished, before = tmp_path / "out", [], min(2, len(whole.cells) - 1)
-    options = {"sets": list(protocol.sets)[:3], "max_new_tokens": 2, "output": out}
+    calls = []
 
-    def interrupted(nodes):
-        """Is stopped before the second batch of the third set, or of the only one."""
-        generator, tokenizer = load(nodes)
-        generate = generator.generate
+    def counted(stop=None):
+        def load_counted(nodes):
+            generator, tokenizer = load(nodes)
+            generate = generator.generate
 
-        def counting(*args, **options):
-            if len(finished) == 2 * before + 1:
-                raise KeyboardInterrupt
-            finished.append(1)
-            return generate(*args, **options)
+            def counting(*args, **given):
+                if len(calls) == stop:
+                    raise KeyboardInterrupt
+                calls.append(nodes)
+                return generate(*args, **given)
 
-        generator.generate = counting
-        return generator, tokenizer
+            generator.generate = counting
+            return generator, tokenizer
 
+        return load_counted
+
+    reproduce(protocol, counted(), data, output=tmp_path / "counted", **options)
+    total, out = len(calls), tmp_path / "out"
+    calls.clear()
     with pytest.raises(KeyboardInterrupt):
-        reproduce(protocol, interrupted, data, **options)
-    assert len(list(out.iterdir())) == before + 1
-    sizes = {path.name: path.stat().st_size for path in out.iterdir()}
-    again = reproduce(protocol, load, data, **options)
-    assert all(path.stat().st_size >= sizes.get(path.name, 0) for path in out.iterdir())
-    assert len(list(out.iterdir())) == len(again.cells)
-    assert texts(again).items() <= texts(whole).items()
+        reproduce(protocol, counted(total - 1), data, output=out, **options)
+    sizes = {path: path.stat().st_size for path in out.rglob("*.jsonl")}
+    assert len({path.parent for path in sizes}) == len(options["sets"])
+    calls.clear()
+    again = reproduce(protocol, counted(), data, output=out, **options)
+    assert 0 < len(calls) < total
+    assert all(path.stat().st_size >= size for path, size in sizes.items())
+    assert texts(again) == texts(whole)
+    plain = [[row.new_tokens for row in run.rows] for run in (again.plain[s] for s in whole.plain)]
+    assert plain == [[row.new_tokens for row in run.rows] for run in whole.plain.values()]
+
+
+def test_times_stand_beside_plain_decoding_of_the_same_prompts(tmp_path):
+    """The speed is that of tokens per second of both files, and greedy texts are the same."""
+    figures = (Figures("zoo", "A", 0, {"gsm8k": 2.0, "mbpp": 3.0}, {"gsm8k": 1.5}),)
+    data = write_sets(tmp_path / "data", 7)
+    protocol = replace(small("ddtree"), budgets=(0,), figures=figures, card="one RTX 3090")
+    options = {"sets": ["gsm8k", "mbpp"], "max_new_tokens": 8}
+    found = reproduce(protocol, load, data, **options)
+    for name in options["sets"]:
+        plain, cell = found.plain[name], found.cells[name, 0]
+        assert [r.new_tokens for r in plain.rows] == [r.new_tokens for r in cell.rows]
+        assert plain.num_draft_tokens == 0
+        speed = found.speedup(name, 0)
+        assert speed.value == pytest.approx(cell.tokens_per_second / plain.tokens_per_second)
+        assert speed.low < speed.value < speed.high
+    first, second = found.records()
+    assert first["speedup"] == found.speedup("gsm8k", 0).value
+    assert (first["A x plain"], "A x plain" in second) == (1.5, False)
+    shown = " ".join(str(found).split())
+    assert "2.00 (1.00), 1.50 x" in shown
+    assert "Published speeds: one RTX 3090; these: cpu" in shown
+    bare = reproduce(protocol, load, data, plain=False, **options)
+    assert bare.plain == {}
+    assert bare.speedup("gsm8k", 0) is None
+    assert "x plain" not in str(bare).splitlines()[0]
+    assert "ms per token" in str(bare)
 
 
 def test_a_protocol_measures_with_its_settings(tmp_path):
@@ -144,6 +193,15 @@ def test_of_larger_sets_the_prompts_of_the_source_are_chosen(name, tmp_path):
     whole = protocol.prompts("gsm8k", data)
     assert [prompt.id for prompt in whole] == [str(i + 1) for i in range(300)]
     assert {prompt.category for prompt in whole} == {"gsm8k"}
+
+
+def test_a_part_of_a_file_is_a_set(tmp_path):
+    data, protocol = write_sets(tmp_path / "data", 3), PROTOCOLS["speed-bench"]
+    prompts = protocol.prompts("qualitative/math", data)
+    assert [prompt.category for prompt in prompts] == ["math"] * 3
+    assert len({prompt.id for prompt in prompts}) == 3
+    with pytest.raises(ValueError, match="qualitative has no prompts of category cooking: coding"):
+        protocol.prompts("qualitative/cooking", data)
 
 
 def test_the_mean_is_that_of_the_source(tmp_path):
@@ -202,6 +260,15 @@ def test_the_published_figures_are_those_of_the_tables():
     assert best["math500"] == by_row["ddtree", "Qwen3-8B", "DDTree", 512]["math500"] == 10.73
     assert by_row["ddtree", "Qwen3-8B", "DDTree", 16] == {"math500": 8.61}
     assert by_row["ddtree-sampled", "Qwen3-4B", "DFlash", 0]["alpaca"] == 2.96
+    eagle3 = {row.target: row for row in PROTOCOLS["eagle3"].figures if row.label == "EAGLE-3"}
+    llama, vicuna = eagle3["Llama-3.1-8B-Instruct"], eagle3["vicuna-13b-v1.3"]
+    assert (llama.lengths["mt-bench"], llama.speedups["mt-bench"]) == (6.13, 4.40)
+    assert (vicuna.lengths["humaneval"], vicuna.speedups["humaneval"]) == (7.54, 6.47)
+    leader = next(f for f in PROTOCOLS["spec-bench"].figures if f.label == "EAGLE3")
+    assert (leader.lengths, leader.speedups) == ({"spec-bench": 5.71}, {"spec-bench": 3.02})
+    mtp = by_row["speed-bench", "Qwen3-Next-80B-A3B-Instruct", "MTP", 0]
+    assert (mtp["qualitative/coding"], mtp["qualitative/writing"]) == (3.34, 2.46)
+    assert by_row["dflash", "Qwen3-8B", "DFlash", 0]["livecodebench"] == 7.27
     assert by_row["speculators-mt-bench", "Qwen3-8B", "EAGLE-3", 0] == {"mt-bench": 2.26}
     for (name, *_, nodes), lengths in by_row.items():
         assert nodes or set(lengths) == set(PROTOCOLS[name].sets)
@@ -278,11 +345,12 @@ def test_trees_of_a_protocol_hold_the_best_nodes_of_all(tmp_path, monkeypatch):
     """The command's trees have as many children per node as nodes, so that none is left out."""
     seen = []
 
-    def evaluated(generator, *args, **options):
-        seen.append((generator.drafter.tree, generator.drafter.num_draft_tokens))
-        return evaluate(generator, *args, **options)
+    def swept(target, prompts, *, drafters, **options):
+        drafted = [way.drafter for name, way in drafters.items() if name != "plain"]
+        seen.extend((drafter.tree, drafter.num_draft_tokens) for drafter in drafted)
+        return sweep(target, prompts, drafters=drafters, **options)
 
-    monkeypatch.setattr("specdec.evaluation.protocols.evaluate", evaluated)
+    monkeypatch.setattr("specdec.evaluation.protocols.sweep", swept)
     data = write_sets(tmp_path / "data")
     arguments = ["--drafter", "zoo:mask-token", "--data", str(data), "--sets", "gsm8k"]
     arguments += ["--limit", "1", "--max-new-tokens", "2", "--budgets", "0,16,32"]
