@@ -21,7 +21,7 @@ from specdec import EagleDrafter, MaskTokenDrafter, ModelDrafter, MTPDrafter, tr
 from specdec.drafters.mask_token.correction import MarkovConfig
 from specdec.drafters.medusa import MedusaDrafter
 from specdec.evaluation import Study, sweep
-from specdec.training import eagle, losses, mask_token, medusa, mtp
+from specdec.training import blocks, eagle, losses, mask_token, medusa, mtp
 from specdec.zoo import corpus
 
 K = 4
@@ -55,6 +55,18 @@ CONTENDERS = {
         lambda m, s: mask_token.new_head(m, correction=MarkovConfig(64), seed=s),
         MaskTokenDrafter,
         lambda drafter, target: mask_token.MaskRollouts(drafter, target, rolled_out=True),
+    ),
+    "DFlash": heads(
+        lambda m, s: mask_token.new_head(m, block=("same-position", K + 1), seed=s),
+        MaskTokenDrafter,
+        blocks.BlockRollouts,
+    ),
+    "DSpark": heads(
+        lambda m, s: mask_token.new_head(
+            m, block=("next-token", K), correction=MarkovConfig(64), seed=s
+        ),
+        MaskTokenDrafter,
+        lambda drafter, target: blocks.BlockRollouts(drafter, target, rolled_out=True),
     ),
     "MTP": heads(lambda m, s: mtp.new_head(m, K, seed=s), MTPDrafter, mtp.MultiTokenPrediction),
     "Medusa": heads(

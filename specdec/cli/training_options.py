@@ -17,12 +17,12 @@ positions, and attention over such rows takes the memory of all others.
 LENGTH = f"tokens per row; default: first short, at last the target's positions or {LONGEST_ROWS}"
 IDS = "ids that the head can propose, the most frequent ones; default: all of the target's"
 DEPTHS = (
-    "draft tokens of a mask-token head (default: 8), modules of an MTP head (default: 3, or 1), "
-    "heads of Medusa (default: K)"
+    "draft tokens of a mask-token, dflash or dspark head (default: 8), modules of an MTP head "
+    "(default: 3, or 1), heads of Medusa (default: K)"
 )
 KINDS = (
-    "eagle3, eagle1, mask-token, mtp, medusa, or your own as mine.py:make, a function of (target, "
-    "num_draft_tokens) that returns a HeadObjective"
+    "eagle3, eagle1, mask-token, dflash, dspark, mtp, medusa, or your own as mine.py:make, a "
+    "function of (target, num_draft_tokens) that returns a HeadObjective"
 )
 MINUTES = "of steps alone, without encoding and evaluations; default: --steps"
 LOSS = (
@@ -58,7 +58,7 @@ class Run:
     step_weights: Annotated[str | None, Option(metavar="W", help=STEP_WEIGHTS)] = None
     depths: Annotated[int | None, count(DEPTHS)] = None
     layout: Annotated[Literal["DeepSeek", "Qwen", "MiMo"] | None, Option(help=LAYOUT)] = None
-    layers: Annotated[int | None, count("of a mask-token head; default: 2")] = None
+    layers: Annotated[int | None, count("of mask-token, dflash, dspark; default: 2")] = None
     evaluate_every: Annotated[int, Option(help="steps; 0: at the end only")] = 500
     checkpoint_minutes: Annotated[float, Option(help="between checkpoints; 0: every step")] = 4.0
     evaluation_prompts: Annotated[int, Option(help="0: no evaluation")] = 16

@@ -33,10 +33,11 @@ from specdec.arguments import check_choice, check_folder, shown
 from specdec.atomic import replacing_files, write_text
 from specdec.cli.options import refuse
 from specdec.cli.training_options import LONGEST_ROWS, STEPS, Run
+from specdec.drafters.mask_token.correction import MarkovConfig
 from specdec.evaluation.intervals import counted
 from specdec.loading import find_own, load_target
 from specdec.settings import differences
-from specdec.training import data, eagle, mask_token, medusa, mtp
+from specdec.training import blocks, data, eagle, mask_token, medusa, mtp
 from specdec.training.callbacks import AcceptanceCallback
 from specdec.training.divergences import find_loss
 from specdec.training.heads import frequent_ids
@@ -54,15 +55,19 @@ from specdec.zoo import WEIGHTS_DIR, corpus
 RECORD = "command.json"
 """With which arguments a run was made; lies beside its checkpoints."""
 EVALUATED_TOKENS = 64
+MARKOV_RANK = 256
+"""Of DSpark's correction, as in the public heads."""
+PARALLEL = ("mask-token", "dflash", "dspark")
+"""Heads that draft all tokens in one pass over masks."""
 FLAGS = {
-    "draft_vocab_size": ("eagle3", "mask-token"),
+    "draft_vocab_size": ("eagle3", *PARALLEL),
     "unrolled_steps": ("eagle3",),
-    "depths": ("mask-token", "mtp", "medusa"),
-    "mlp_width": ("eagle3", "eagle1", "mask-token", "mtp"),
-    "layers": ("mask-token",),
+    "depths": (*PARALLEL, "mtp", "medusa"),
+    "mlp_width": ("eagle3", "eagle1", *PARALLEL, "mtp"),
+    "layers": PARALLEL,
     "layout": ("mtp",),
-    "loss": ("eagle3", "eagle1", "mask-token", "mtp", "medusa"),
-    "step_weights": ("eagle3", "mask-token", "mtp", "medusa"),
+    "loss": ("eagle3", "eagle1", *PARALLEL, "mtp", "medusa"),
+    "step_weights": ("eagle3", *PARALLEL, "mtp", "medusa"),
 }
 """Options that not every kind of head has, and which have them. EAGLE-1 heads and prediction
 modules use the target's vocabulary head, and so propose all of its ids.
@@ -261,6 +266,8 @@ _SERVED = {
     "eagle1": {"method": "eagle"},
     "eagle3": {"method": "eagle3"},
     "mask-token": {"method": "eagle3", "parallel_drafting": True},
+    "dflash": {"method": "dflash"},
+    "dspark": {"method": "dspark"},
     "mtp": {"method": "mtp"},
     "medusa": {"method": "medusa"},
 }
@@ -276,7 +283,8 @@ def _print_next(run: Run) -> None:
         where = f"{run.kind.rpartition(':')[0]}:FAMILY:{head}"
         print(f"measure: specdec evaluate --target {run.target} --drafter {where}, FAMILY your own")
         return
-    drafter = f"{run.kind.rstrip('13')}:{head}"
+    family = "mask-token" if run.kind in PARALLEL else run.kind.rstrip("13")
+    drafter = f"{family}:{head}"
     command = ["specdec", "evaluate", "--target", run.target, "--drafter", drafter]
     print("measure:", shlex.join(command))
     if run.kind == "mtp" and not is_whole:
@@ -345,6 +353,13 @@ def _objective(run: Run, target, target_ids):
         head = mask_token.new_head(target, num_layers=run.layers or 2, **sizes)
         drafter = MaskTokenDrafter(head, target, k)
         return drafter, mask_token.MaskRollouts(drafter, target, run.depths or 8, **options)
+    if run.kind in PARALLEL:
+        depths, is_dspark = run.depths or 8, run.kind == "dspark"
+        sizes["block"] = ("next-token", depths) if is_dspark else ("same-position", depths + 1)
+        sizes["correction"] = MarkovConfig(MARKOV_RANK) if is_dspark else None
+        head = mask_token.new_head(target, num_layers=run.layers or 2, **sizes)
+        drafter = MaskTokenDrafter(head, target, min(k, depths))
+        return drafter, blocks.BlockRollouts(drafter, target, **options)
     drafter = EagleDrafter(eagle.new_head(target, run.kind, **sizes), target, k)
     if run.kind == "eagle1":
         return drafter, eagle.FeatureAndToken(drafter, target, **options)
@@ -357,7 +372,7 @@ def _loss_options(run: Run) -> dict[str, Any]:
     if run.loss is not None:
         options["loss"] = find_loss(run.loss)
     if run.step_weights is not None:
-        name = "depth_weight" if run.kind in ("mask-token", "mtp") else "step_weight"
+        name = "depth_weight" if run.kind in (*PARALLEL, "mtp") else "step_weight"
         options[name] = find_step_weights(run.step_weights)
     return options
 

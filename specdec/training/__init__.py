@@ -3,6 +3,7 @@
 from importlib import import_module
 
 _HOMES = {
+    "blocks": ["BlockRollouts"],
     "callbacks": ["AcceptanceCallback", "MemoryCallback", "SentinelCallback"],
     "data": ["PackedStream", "encode_texts"],
     "eagle": ["FeatureAndToken", "TrainingTimeTest", "new_head"],

@@ -12,6 +12,7 @@ an attention head, S width of a correction's state, n rows of any kind.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ from specdec.drafters.mask_token.correction import (
     MarkovConfig,
 )
 from specdec.drafters.mask_token.drafter import MaskTokenDrafter
-from specdec.drafters.mask_token.head import MaskTokenConfig, MaskTokenHead
+from specdec.drafters.mask_token.head import Alignment, MaskTokenConfig, MaskTokenHead
 from specdec.training.divergences import Loss, soft_ce
 from specdec.training.heads import drawn_from, layer_like, untrained, usual_hidden_states
 from specdec.training.losses import CHUNK_ELEMENTS, HeadObjective, in_chunks, losses_of
@@ -43,8 +44,10 @@ def mask_token_config(
     mlp_width: int | None = None,
     mask_token_id: int | None = None,
     draft_vocab_size: int | None = None,
+    block: tuple[Alignment, int] | None = None,
 ) -> MaskTokenConfig:
-    """The usual P-EAGLE head for a target: its width, its attention heads, EAGLE-3's features.
+    """The usual P-EAGLE head for a target: its width, its attention heads, EAGLE-3's features; or a
+    head over blocks.
 
     Args:
         target: an HF causal LM of at least three layers.
@@ -54,19 +57,29 @@ def mask_token_config(
         mask_token_id: whose embedding masks have; `None` is the target's id for padding or the end
             of a text, or its last id. Masks differ from tokens by their learned feature.
         draft_vocab_size: ids that the head can propose; `None` for all of the target's.
+        block: alignment and rows of the block of a head whose layers read the target's features as
+            keys and values: `("same-position", K + 1)` for DFlash's shape, `("next-token", K)` for
+            DSpark's, which also has a correction (`with_correction`). `None` for P-EAGLE's.
 
     Example:
         >>> from specdec import zoo
         >>> config = mask_token_config(zoo.load_target())
         >>> config.alignment, config.feature_layers, config.num_layers
         ('shifted', (2, 8, 13), 2)
+        >>> mask_token_config(zoo.load_target(), block=("same-position", 5)).max_draft_tokens
+        4
     """
     check_integer("num_layers", num_layers, 1)
     theirs = target.config.get_text_config()
+    layer = layer_like(target, mlp_width=mlp_width)
+    wiring: dict[str, Any] = {"alignment": "shifted", "context": "input"}
+    if block is not None:
+        alignment, size = block
+        wiring = {"alignment": alignment, "context": "keys", "block_size": size, "is_causal": False}
+        layer = replace(layer, has_qk_norm=True)  # as engines run such heads
     return MaskTokenConfig(
-        alignment="shifted",
-        context="input",
-        layer=layer_like(target, mlp_width=mlp_width),
+        **wiring,
+        layer=layer,
         vocab_size=theirs.vocab_size,
         draft_vocab_size=draft_vocab_size or theirs.vocab_size,
         feature_layers=usual_hidden_states(target),
@@ -93,12 +106,13 @@ def new_head(
     mask_token_id: int | None = None,
     target_ids: Tensor | None = None,
     correction: CorrectionConfig | None = None,
+    block: tuple[Alignment, int] | None = None,
     seed: int = 0,
 ) -> MaskTokenHead:
     """An untrained head in float32, on the CPU, whose `lm_head` has the target's rows.
 
     Args:
-        target, num_layers, mlp_width, mask_token_id: as for `mask_token_config`.
+        target, num_layers, mlp_width, mask_token_id, block: as for `mask_token_config`.
         target_ids: `[Vd]` int64, the target's ids that the head can propose (`frequent_ids`);
             `None` for all.
         correction: as for `with_correction`.
@@ -111,9 +125,10 @@ def new_head(
     """
     sizes = {"num_layers": num_layers, "mlp_width": mlp_width, "mask_token_id": mask_token_id}
     count = None if target_ids is None else len(target_ids)
-    config = mask_token_config(target, **sizes, draft_vocab_size=count)
+    config = mask_token_config(target, **sizes, draft_vocab_size=count, block=block)
     head = untrained(lambda: MaskTokenHead(config, target_ids), target, seed=seed)
-    head.mask_hidden.data.normal_(generator=torch.Generator().manual_seed(seed))
+    if block is None:
+        head.mask_hidden.data.normal_(generator=torch.Generator().manual_seed(seed))
     return with_correction(head, correction, seed=seed)
 
 
@@ -156,7 +171,91 @@ def _check_correction(correction: CorrectionConfig | None) -> None:
         )
 
 
-class MaskRollouts(HeadObjective):
+class RolloutObjective(HeadObjective):
+    """What rollouts after random anchors have in common: which heads they train, the anchors, and
+    losses of corrected logits.
+
+    Args:
+        drafter, target, loss: as for `HeadObjective`; of one of `alignments`, without sliding
+            windows.
+        num_depths: M, the largest K that the head is to draft.
+        anchor_share: A, as a share of the positions of a row. Anchors are drawn from torch's global
+            generator, without replacement.
+        depth_weight: the weight of a depth, as a multiple of that of the one before; or a
+            `StepWeights`, of drafts after anchors.
+        rolled_out: for a head with a correction, which sees the text's tokens as those that were
+            chosen before. Each depth's mean is then over drafts of the head's own instead: of these
+            the ones that agree with the text so far have a label, and a row of the rollout weighs
+            their probability.
+    """
+
+    alignments: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        drafter: MaskTokenDrafter,
+        target: PreTrainedModel,
+        num_depths: int,
+        anchor_share: float,
+        depth_weight: float | StepWeights,
+        rolled_out: bool,
+        loss: Loss,
+    ):
+        super().__init__(drafter, target, loss)
+        name, alignment, layer = type(self).__name__, drafter.config.alignment, drafter.config.layer
+        if alignment not in self.alignments:
+            others = " or ".join(map(repr, self.alignments))
+            raise ValueError(f"{name} trains heads of alignment {others}, got {alignment!r}")
+        for option in ("windows", "has_sinks", "convolution"):
+            if getattr(layer, option):
+                raise ValueError(
+                    f"{name} trains layers that see all of the text, got {option}="
+                    f"{getattr(layer, option)}"
+                )
+        self.is_corrected, self.rolled_out = drafter.config.correction is not None, rolled_out
+        _check_correction(drafter.config.correction)
+        if rolled_out and not self.is_corrected:
+            raise ValueError("rolled_out weighs what a correction reads; the head has none")
+        self.num_depths = check_integer("num_depths", num_depths, 1)
+        self.anchor_share = check_number("anchor_share", anchor_share, None, 1, above=0)
+        self.step_weights = weights_of(depth_weight, "depth_weight")
+
+    def _corrected(
+        self, index: int, out: Tensor, before: Tensor, after: Tensor, state: Tensor, due: SoftLabels
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Of outputs `[B, N, H]` for draft token `index`, with the tokens before and after it
+        `[B, N]` and states `[B, N, S]`: log-probabilities of the tokens after `[B, N]`, without
+        gradients, states, and the losses `[B, N]`.
+        """
+        drafter, head = self.drafter, self.drafter.head
+        losses = self.step_weights.beside(self.loss)
+
+        def of_rows(out, before, after, state, *label):
+            hidden = head.normed(out)
+            logits = head.unembed(hidden, drafter._borrowed.lm_head)
+            at = DraftRow(index, logits, hidden, before, state, drafter.embed)
+            logits, state = head.correction(at)
+            log_q, log_p = logits.float().log_softmax(dim=-1), SoftLabels(*label).log_probs()
+            wide = head.over_target_ids(log_q.detach())
+            log_prob = wide.gather(-1, after[:, None])[:, 0]
+            return log_prob, state, *(loss(log_q, log_p) for loss in losses)
+
+        rows = [tensor.flatten(0, 1) for tensor in (out, before, after, state, *due)]
+        chunk = max(1, CHUNK_ELEMENTS // due.logits.shape[-1])
+        found = in_chunks(of_rows, (*rows,), chunk)
+        log_prob, state, *rows = (each.unflatten(0, out.shape[:2]) for each in found)
+        return log_prob, state, rows
+
+    def draw_anchors(self, ids: Tensor) -> Tensor:
+        """Anchors `[B, A]` of ids `[B, T + 1]`, ascending; every depth of each has a label."""
+        count = ids.shape[1] - self.num_depths  # positions 0 to T - M
+        num_anchors = max(1, round(self.anchor_share * count))
+        order = torch.rand(len(ids), count, dtype=torch.float32, device=ids.device)
+        order = order.argsort(dim=1)
+        return order[:, :num_anchors].sort(dim=1).values
+
+
+class MaskRollouts(RolloutObjective):
     """Rolls masks out after random anchors, as drafting will, and compares the distribution of
     every depth with the target's.
 
@@ -164,20 +263,10 @@ class MaskRollouts(HeadObjective):
     per anchor, which sees the text's rows up to its anchor and the shallower rows of its own
     rollout.
 
-    A correction sees the text's tokens as those that were chosen before. With `rolled_out` each
-    depth's mean is over drafts of the head's own instead: of these the ones that agree with the
-    text so far have a label, and a row of the rollout weighs their probability.
-
     Args:
-        drafter, target, loss: as for `HeadObjective`; of alignment `"shifted"`, without sliding
-            windows.
-        num_depths: M, the largest K that the head is to draft.
-        anchor_share: A, as a share of the positions of a row. Anchors are drawn from torch's global
-            generator, without replacement.
-        depth_weight: the weight of a depth, as a multiple of that of the one before; or a
-            `StepWeights`, of drafts after anchors. Rows of the text that are no anchors weigh the
-            mean of those that are.
-        rolled_out: for a head with a correction, see above.
+        drafter, target, num_depths, anchor_share, depth_weight, rolled_out, loss: as for
+            `RolloutObjective`, of alignment `"shifted"`. Rows of the text that are no anchors weigh
+            the mean of those that are.
 
     Example:
         >>> from specdec import zoo
@@ -189,6 +278,8 @@ class MaskRollouts(HeadObjective):
     Reference: Hui et al., arXiv:2602.01469 (P-EAGLE).
     """
 
+    alignments = ("shifted",)
+
     def __init__(
         self,
         drafter: MaskTokenDrafter,
@@ -199,25 +290,9 @@ class MaskRollouts(HeadObjective):
         rolled_out: bool = False,
         loss: Loss = soft_ce,
     ):
-        super().__init__(drafter, target, loss)
-        alignment, layer = drafter.config.alignment, drafter.config.layer
-        if alignment != "shifted":
-            raise ValueError(
-                f"rollouts of masks train heads of alignment 'shifted' (P-EAGLE), got {alignment!r}"
-            )
-        for name in ("windows", "has_sinks", "convolution"):
-            if getattr(layer, name):
-                raise ValueError(
-                    f"rollouts of masks train layers that see all of the text, got {name}="
-                    f"{getattr(layer, name)}"
-                )
-        self.is_corrected, self.rolled_out = drafter.config.correction is not None, rolled_out
-        _check_correction(drafter.config.correction)
-        if rolled_out and not self.is_corrected:
-            raise ValueError("rolled_out weighs what a correction reads; the head has none")
-        self.num_depths = check_integer("num_depths", num_depths, 1)
-        self.anchor_share = check_number("anchor_share", anchor_share, None, 1, above=0)
-        self.step_weights = weights_of(depth_weight, "depth_weight")
+        super().__init__(
+            drafter, target, num_depths, anchor_share, depth_weight, rolled_out, loss
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         """Mean loss per prediction of ids `[B, T + 1]`, averaged by the weights of the depths."""
@@ -268,40 +343,6 @@ class MaskRollouts(HeadObjective):
             tokens, due = (padded.gather(1, at), padded.gather(1, at + 1)), labels.gather(at)
             log_prob, state, found = self._corrected(depth, out, *tokens, state, due)
             yield found[0], found[-1], log_share.exp()
-
-    def _corrected(
-        self, index: int, out: Tensor, before: Tensor, after: Tensor, state: Tensor, due: SoftLabels
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Of outputs `[B, N, H]` for draft token `index`, with the tokens before and after it
-        `[B, N]` and states `[B, N, S]`: log-probabilities of the tokens after `[B, N]`, without
-        gradients, states, and the losses `[B, N]`.
-        """
-        drafter, head = self.drafter, self.drafter.head
-        losses = self.step_weights.beside(self.loss)
-
-        def of_rows(out, before, after, state, *label):
-            hidden = head.normed(out)
-            logits = head.unembed(hidden, drafter._borrowed.lm_head)
-            at = DraftRow(index, logits, hidden, before, state, drafter.embed)
-            logits, state = head.correction(at)
-            log_q, log_p = logits.float().log_softmax(dim=-1), SoftLabels(*label).log_probs()
-            wide = head.over_target_ids(log_q.detach())
-            log_prob = wide.gather(-1, after[:, None])[:, 0]
-            return log_prob, state, *(loss(log_q, log_p) for loss in losses)
-
-        rows = [tensor.flatten(0, 1) for tensor in (out, before, after, state, *due)]
-        chunk = max(1, CHUNK_ELEMENTS // due.logits.shape[-1])
-        found = in_chunks(of_rows, (*rows,), chunk)
-        log_prob, state, *rows = (each.unflatten(0, out.shape[:2]) for each in found)
-        return log_prob, state, rows
-
-    def draw_anchors(self, ids: Tensor) -> Tensor:
-        """Anchors `[B, A]` of ids `[B, T + 1]`, ascending; every depth of each has a label."""
-        count = ids.shape[1] - self.num_depths  # positions 0 to T - M
-        num_anchors = max(1, round(self.anchor_share * count))
-        order = torch.rand(len(ids), count, dtype=torch.float32, device=ids.device)
-        order = order.argsort(dim=1)
-        return order[:, :num_anchors].sort(dim=1).values
 
     def roll_out(self, ids: Tensor, features: Tensor, anchors: Tensor) -> list[Tensor]:
         """The head's outputs of every depth.

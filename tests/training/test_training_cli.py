@@ -81,6 +81,8 @@ CLASSES = {
     "eagle3": EagleDrafter,
     "eagle1": EagleDrafter,
     "mask-token": MaskTokenDrafter,
+    "dflash": MaskTokenDrafter,
+    "dspark": MaskTokenDrafter,
     "mtp": MTPDrafter,
 }
 
@@ -333,7 +335,7 @@ def test_a_folder_with_another_model_is_left_alone(target, text, tmp_path, capsy
 def test_a_flag_of_another_kind_of_head_is_refused(tmp_path, capsys):
     assert run("mtp", "zoo", "zoo", tmp_path / "head", "--draft-vocab-size", "3") == 2
     line = capsys.readouterr().err
-    owners = "eagle3 and mask-token; leave it out for mtp"
+    owners = "eagle3 and mask-token and dflash and dspark; leave it out for mtp"
     assert line == f"specdec: --draft-vocab-size belongs to {owners}\n"
     assert not (tmp_path / "head").exists()
 
