@@ -65,6 +65,7 @@ SHORT = {
     "evaluate": "--limit 2 --max-new-tokens 8",
     "certify": "--samples 2 --max-new-tokens 8 --audit-tokens 4",
     "plan": "--max-new-tokens 8 --rounds 1 --batch-sizes 1,2 --num-draft-tokens 2",
+    "answers": "--max-new-tokens 8",
     "train": "--steps 2 --tokens-per-step 64 --length 32 --evaluation-prompts 2",
 }
 """Options that come after a command's own."""

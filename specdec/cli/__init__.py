@@ -14,6 +14,7 @@ import typer
 
 from specdec import __version__
 from specdec.cli.ablate import ablate
+from specdec.cli.answers import answers
 from specdec.cli.certify import certify
 from specdec.cli.chat import chat
 from specdec.cli.demo import demo
@@ -27,7 +28,8 @@ from specdec.cli.train import train
 from specdec.cli.zoo import zoo
 from specdec.show.text import one_line, printable
 
-COMMANDS = demo, generate, chat, evaluate, ablate, reproduce, plan, certify, inspect, zoo, train
+COMMANDS = demo, generate, chat, evaluate, ablate, reproduce, plan, certify, inspect, zoo
+COMMANDS += answers, train
 """Functions import models and all that computes when they run, so that help comes at once."""
 INPUT_ERRORS = (ValueError, TypeError, OSError, ImportError, FloatingPointError, ArgumentError)
 EXIT_BAD_INPUT = 2

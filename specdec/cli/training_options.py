@@ -26,8 +26,8 @@ KINDS = (
 )
 MINUTES = "of steps alone, without encoding and evaluations; default: --steps"
 LOSS = (
-    "how far the head's distribution is from the target's: soft_ce (the default), ce, kl, "
-    "reverse_kl, js, tv, nla, lk_hybrid, or a sum like ce:0.7,tv:0.3"
+    "how far the head's distribution is from the target's: ce, kl, reverse_kl, js, tv, nla, "
+    "lk_hybrid, or a sum like ce:0.7,tv:0.3; default: soft_ce, cross-entropy to all of it"
 )
 STEP_WEIGHTS = (
     "of draft tokens in the loss: a number, which a token weighs as a multiple of the one before, "

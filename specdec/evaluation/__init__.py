@@ -1,5 +1,6 @@
 """Evaluation: what drafting yields, measured by doing it, and how it is shown."""
 
+from specdec.evaluation.answers import write_answers
 from specdec.evaluation.costs import costs, measure_costs
 from specdec.evaluation.evaluate import evaluate
 from specdec.evaluation.evaluation import Evaluation
@@ -34,4 +35,5 @@ __all__ = [
     "replay",
     "reproduce",
     "sweep",
+    "write_answers",
 ]

@@ -206,7 +206,7 @@ class Run:
     def batch(self, number: int) -> EvaluatedBatch:
         """Generates all turns of a batch."""
         rows = self._batches[number]
-        return _run(self._generator, number, rows, self._plan, self._tokenizer, self._sentinel)
+        return run_batch(self._generator, number, rows, self._plan, self._tokenizer, self._sentinel)
 
     def add(self, batches: list[EvaluatedBatch]) -> None:
         """Takes in what every process has measured, and writes it down."""
@@ -271,7 +271,7 @@ def progress_bar(team: processes.Team, total: int, *, is_wanted: bool) -> tqdm:
 
 
 @dataclass(frozen=True)
-class _Row:
+class Row:
     """A prompt to be answered, and the seed of its first turn."""
 
     prompt: Prompt
@@ -279,14 +279,19 @@ class _Row:
     seed: int
 
 
-def batches_of(prompts: list[Prompt], plan: Plan) -> list[list[_Row]]:
-    """Batches of consecutive prompts, each of one category and one number of turns."""
-    rows = [
-        _Row(prompt, sample, plan.seed + index + sample * len(prompts))
+def rows_of(prompts: list[Prompt], plan: Plan) -> list[Row]:
+    """Every sample of every prompt, each with its seed."""
+    return [
+        Row(prompt, sample, plan.seed + index + sample * len(prompts))
         for index, prompt in enumerate(prompts)
         for sample in range(plan.samples)
     ]
+
+
+def batches_of(prompts: list[Prompt], plan: Plan) -> list[list[Row]]:
+    """Batches of consecutive prompts, each of one category and one number of turns."""
     batches = []
+    rows = rows_of(prompts, plan)
     for _, alike in groupby(rows, lambda row: (row.prompt.category, len(row.prompt.turns))):
         group = list(alike)
         size = plan.batch_size or len(group)
@@ -294,10 +299,10 @@ def batches_of(prompts: list[Prompt], plan: Plan) -> list[list[_Row]]:
     return batches
 
 
-def _run(
+def run_batch(
     generator: SpeculativeGenerator,
     index: int,
-    rows: list[_Row],
+    rows: list[Row],
     plan: Plan,
     tokenizer: PreTrainedTokenizerBase | None,
     sentinel: Sentinel | None,
@@ -348,7 +353,7 @@ def _run(
 
 
 def _with_inputs(
-    rows: list[_Row], kept: list[list[int]], encoded: list[list[int]], options: Mapping[str, Any]
+    rows: list[Row], kept: list[list[int]], encoded: list[list[int]], options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Row inputs of prompts of which some are more than ids."""
     for row, own, ids in zip(rows, kept, encoded, strict=True):

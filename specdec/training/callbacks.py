@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainerState
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -81,20 +81,23 @@ class AcceptanceCallback(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         """Measures where it is due; the last step before it is saved."""
         if state.global_step % self._every == 0 or control.should_training_stop:
-            self._measure(state)
+            self._measure(state, control)
 
     def on_train_end(self, args, state, control, **kwargs):
         """Measures the finished weights."""
         if self._measured_at != state.global_step:
-            self._measure(state)
+            self._measure(state, control)
 
-    def _measure(self, state: TrainerState) -> None:
+    def _measure(self, state: TrainerState, control: TrainerControl) -> None:
         if not state.is_world_process_zero:
             return
         self._measured_at = state.global_step
         with in_evaluation(self.generator.target.model, self.generator.drafter):
             if figures := self.figures():
+                # HF takes this for the step's own log, for which all processes gather their losses.
+                is_due = control.should_log
                 self._trainer.log(figures)
+                control.should_log = is_due
 
 
 class SentinelCallback(TrainerCallback):

@@ -127,6 +127,14 @@ def test_a_loss_and_weights_of_steps_are_trained_by_name(kind, target, text, tmp
         assert not heads[0]["lm_head.weight"].equal(heads[1]["lm_head.weight"])
 
 
+def test_a_step_that_is_measured_has_its_loss_in_the_log(target, text, tmp_path):
+    """HF would leave it out, in the first process alone: the others then wait for its loss."""
+    assert run("eagle1", target, text, tmp_path, *MEASURED, "--logging_steps", "1") == 0
+    history = state_of(tmp_path).log_history
+    assert [log["step"] for log in history if "loss" in log] == [1, 2]
+    assert [log["step"] for log in history if "acceptance_length (T = 0)" in log] == [2]
+
+
 REFUSED_LOSSES = {
     "kl_div": ["eagle3", "--loss", "kl_div"],
     "weights of steps must be": ["mtp", "--step-weights", "half"],
