@@ -74,6 +74,7 @@ def test_a_drafter_learns_the_logits_of_all_rows_of_the_window_and_the_verdict(n
             if ended[index]:
                 assert verified.num_new[index] == 0
                 continue
+            assert verified.root[index] == paths[0][-1]
             for node, path in enumerate(paths):
                 expected = MODEL(torch.tensor([path])).logits[0, -1]
                 torch.testing.assert_close(verified.output.logits[index, node], expected)
