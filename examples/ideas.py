@@ -112,7 +112,7 @@ def fuzzy_rule(target: PreTrainedModel, steps: int) -> Parts:
 
 def adaptive(target: PreTrainedModel, steps: int) -> Parts:
     inner = zoo.load_drafter("eagle3", target)
-    return of_page("### What became of a draft").AdaptiveDrafter(inner), "auto"
+    return of_page("### Around another drafter").AdaptiveDrafter(inner), "auto"
 
 
 def eagle2(target: PreTrainedModel, steps: int) -> Parts:
@@ -141,7 +141,7 @@ class Idea(NamedTuple):
     make: Callable[[PreTrainedModel, int], Parts]
 
 
-HEAD, LEARNT = "## A head", "### What became of a draft"
+HEAD, WRAPPED = "## A head", "### Around another drafter"
 IDEAS = {
     "medusa": Idea(
         "Medusa-1, tree of ranks", "2401.10774", "`MedusaDrafter`", MedusaDrafter, medusa
@@ -163,8 +163,8 @@ IDEAS = {
     "adaptive": Idea(
         "a bias by rejected tokens",
         "",
-        "[own drafter](own-drafter.md#what-became-of-a-draft)",
-        LEARNT,
+        "[own drafter](own-drafter.md#around-another-drafter)",
+        WRAPPED,
         adaptive,
     ),
     "eagle2": Idea("EAGLE-2's tree, 16 nodes", "2406.16858", "`Tree(16, 4)`", None, eagle2),

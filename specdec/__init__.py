@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from specdec.drafters.suffix import SuffixDrafter
     from specdec.drafters.tree import Tree
     from specdec.drafters.visible import Recent, Sinks, TopSlots
+    from specdec.drafters.wrapped import WrappedDrafter
     from specdec.evaluation import Evaluation, evaluate
     from specdec.generator import SpeculativeGenerator
     from specdec.request import GenerateOptions
@@ -82,6 +83,7 @@ __all__ = [
     "TypicalSampler",
     "Verdict",
     "Verified",
+    "WrappedDrafter",
     "certify",
     "evaluate",
 ]
@@ -103,6 +105,7 @@ _HOMES = {
     "drafters.suffix": "SuffixDrafter",
     "drafters.tree": "Tree",
     "drafters.visible": "Recent Sinks TopSlots",
+    "drafters.wrapped": "WrappedDrafter",
     "evaluation": "Evaluation evaluate",
     "generator": "SpeculativeGenerator",
     "request": "GenerateOptions",

@@ -355,9 +355,11 @@ class GenerationResult(Generic[TraceOrNone]):
         seeds: per row the seed that was used, also when none was given; `None` for greedy
             generations.
         stats: counts and rates.
-        trace: steps by row, with `trace=True`; else `None`. It is a `specdec.trace.Trace`, which
-            also holds the probabilities, draws, entropies and times of every step.
-        steps: per row its steps, in every result.
+        trace: steps by row, with `generate(..., trace=True)`, which takes longer; else `None`. It
+            is a `specdec.trace.Trace`, which also holds the probabilities, draws, entropies and
+            times of every step.
+        steps: per row its steps (draft, accepted and new tokens), in every result, without
+            `trace=True` too.
         origins: per row where each new token came from: `"accepted"`, `"recovered"` or `"bonus"`.
         scores: with `output_scores`, for each column of new tokens the logits `[B, V]` that they
             were sampled from (after processors, temperature and truncation), NaN where a row has

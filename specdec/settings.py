@@ -52,6 +52,23 @@ def settings_of(part: Any) -> dict[str, Any]:
     return settings
 
 
+def called(settings: Mapping[str, Any]) -> str:
+    """A part in a headline: its class and those of its settings that are numbers or texts.
+
+    Args:
+        settings: of `settings_of`.
+
+    Example:
+        >>> from specdec import BlockSampler, TypicalSampler
+        >>> called(TypicalSampler(epsilon=0.2).settings()), called(BlockSampler().settings())
+        ('TypicalSampler(epsilon=0.2, delta=0.09)', 'BlockSampler')
+    """
+    said = {"class", "source", "lossless", "parameters", "weights"}
+    pairs = [(n, v) for n, v in settings.items() if n not in said]
+    shown = [f"{n}={v}" for n, v in pairs if isinstance(v, bool | int | float | str)]
+    return settings["class"] + f"({', '.join(shown)})" * bool(shown)
+
+
 def settings_of_function(function: Callable) -> dict[str, Any]:
     """The same of a function of the user's own: its name, its source, and the plain values that it
     closes over.

@@ -283,12 +283,13 @@ class Verified:
         verdict: what the sampler decided, with ids and counts in their ranges.
         num_new: `[B]` int64, tokens that each row kept: fewer than were emitted where the row ended
             among them.
+        root: `[B]` int64, the last token before the draft, whose row of the window is 0.
 
     Example:
         >>> draft = Draft(torch.tensor([[5, 6, 7]]))
         >>> verdict = Verdict(torch.tensor([[5, 9, PAD_TOKEN, PAD_TOKEN]]), torch.tensor([1]))
         >>> output = TargetOutput(torch.zeros(1, 4, 10))
-        >>> verified = Verified(draft, output, verdict, torch.tensor([2]))
+        >>> verified = Verified(draft, output, verdict, torch.tensor([2]), torch.tensor([4]))
         >>> verified.extra, verified.end, verified.is_rejected
         (tensor([9]), tensor([1]), tensor([[False,  True, False]]))
     """
@@ -297,6 +298,7 @@ class Verified:
     output: TargetOutput
     verdict: Verdict
     num_new: Tensor
+    root: Tensor
 
     @cached_property
     def extra(self) -> Tensor:

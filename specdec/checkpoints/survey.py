@@ -36,6 +36,12 @@ HARMLESS = {
 """Names (regular expressions) of tensors that may be left unread, and why."""
 
 
+class UnknownCheckpointError(ValueError):
+    """A checkpoint of none of the families, all of which its text names."""
+
+    longest = 4000  # of a line of the command's, which cuts the texts of other libraries
+
+
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """A head as it was read.
@@ -234,9 +240,11 @@ def _recognise(
         names = ", ".join(f"{family.name} ({source.why})" for family, source in sure)
         raise ValueError(f"{folder.fields.origin} has marks of several families: {names}")
     known = "; ".join(f"{family.name} ({family.marks})" for family in families)
-    raise ValueError(
+    raise UnknownCheckpointError(
         f"{folder.fields.origin} and its tensors look like a head of none of the families that are "
-        f"read: {known}. It has {names_of(folder.tensors()) or 'no tensors'}"
+        f"read: {known}. It has {names_of(folder.tensors()) or 'no tensors'}. A record (Layout) or "
+        "a Family of your own reads such files: mine.py:NAME:PATH in commands, layouts= or "
+        "families= in Python"
     )
 
 

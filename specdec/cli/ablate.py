@@ -82,7 +82,13 @@ def ablate(
                 with replacing(output / "study.toml") as file:
                     file.write(study.read_bytes())
     tables = found.tables(columns, of, minus=_typed(found, minus))
-    print_as(format, tables, {"timed": found.timed, "cells": found.records()})
+    content = {"timed": found.timed, "cells": found.records()}
+    if minus is not None and format == "json":
+        usual = "ms_per_token" if found.timed else "acceptance_length"  # as in the table
+        tests = found.test(_typed(found, minus), of=of or usual)
+        content["minus"] = {"cell": tests.first, "of": tests.of, "pairs": tests.records()}
+        content["minus"]["note"] = tests.note()
+    print_as(format, tables, content)
     if plot is not None and team().is_first:
         plot = plot if plot.suffix else plot.with_suffix(".png")  # as matplotlib does
         with replacing(plot) as file:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from specdec.drafters.tree import Tree
     from specdec.drafters.visible import Recent, Sinks, TopSlots, Visible
     from specdec.drafters.vocabulary import CommonVocabulary
+    from specdec.drafters.wrapped import WrappedDrafter
 
 _HOMES = {
     "specdec.drafters.assistant": "AssistantConfig AssistantDrafter AssistantHead",
@@ -42,6 +43,7 @@ _HOMES = {
     "specdec.drafters.tree": "Tree",
     "specdec.drafters.visible": "Recent Sinks TopSlots Visible",
     "specdec.drafters.vocabulary": "CommonVocabulary",
+    "specdec.drafters.wrapped": "WrappedDrafter",
     "specdec.drafters.mask_token.head": "MaskTokenConfig MaskTokenHead",
     "specdec.drafters.mtp.head": "MTPConfig MTPHead",
 }

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +16,7 @@ from specdec.settings import settings_of
 from specdec.targets.features import FeatureLayer
 from specdec.targets.prompt_inputs import PromptInputs
 from specdec.targets.target import Target
+from specdec.targets.text import TargetText
 from specdec.types import Context, Draft, Verified
 
 
@@ -184,6 +186,19 @@ def check_drafter(drafter: Drafter) -> None:
             f"{name}.reads_outcome is True, and {name} has no method learn(verified, state); "
             "define it, or drop reads_outcome"
         )
+
+
+def refuse_unread_target(drafter: Drafter, error: AttributeError) -> None:
+    """Raises `TypeError` where an error is that of a drafter that reads `Context.target` without
+    asking for it.
+    """
+    names = {*dir(TargetText), *(field.name for field in fields(TargetText))}
+    is_none = error.obj is None and error.name in names
+    if is_none and not drafter.reads_target:
+        raise TypeError(
+            f"{type(drafter).__name__} reads context.target.{error.name}, and context.target is "
+            "None for a drafter that does not ask for it; set reads_target = True on its class"
+        ) from error
 
 
 def check_state(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from specdec.drafters.base import (
     Drafter,
@@ -19,10 +19,11 @@ from specdec.drafters.base import (
     check_num_draft_tokens,
     check_state,
 )
+from specdec.drafters.wrapped import context_of, learn_of
 from specdec.graphs.tree import shared
 from specdec.samplers.noise import Drawing
 from specdec.targets.target import Target
-from specdec.types import PAD_TOKEN, Context, Draft, TargetOutput, Verified
+from specdec.types import PAD_TOKEN, Context, Draft, Verified
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,46 +145,21 @@ class FirstMatch(Drafter):
     def prefill(self, context: Context, state: JoinedState) -> None:
         """Every drafter reads the new tokens."""
         for drafter, part in zip(self.drafters, state.parts, strict=True):
-            drafter.prefill(self._context_of(drafter, context), part)
+            drafter.prefill(context_of(drafter, context, self.feature_layers), part)
 
     def propose(self, context: Context, state: JoinedState, drawing: Drawing) -> Draft:
         """Every drafter drafts; each row takes the first draft that has a token."""
         drafts = []
         for drafter, part, most in zip(self.drafters, state.parts, state.lengths, strict=True):
             told = replace(drawing, num_draft_tokens=min(most, drawing.num_draft_tokens))
-            drafts.append(drafter.propose(self._context_of(drafter, context), part, told))
+            own = context_of(drafter, context, self.feature_layers)
+            drafts.append(drafter.propose(own, part, told))
         return reduce(_first_of, (_padded(draft, drawing.num_draft_tokens) for draft in drafts))
 
     def learn(self, verified: Verified, state: JoinedState) -> None:
         """Every drafter that asks learns what became of the draft, whoever proposed it."""
         for drafter, part in zip(self.drafters, state.parts, strict=True):
-            if drafter.reads_outcome:
-                features = self._features_of(drafter, verified.output.features, self._widths)
-                output = TargetOutput(verified.output.logits, features)
-                drafter.learn(replace(verified, output=output), part)
-
-    def _context_of(self, drafter: Drafter, context: Context) -> Context:
-        """The context with the features of one drafter's layers, in its order."""
-        widths = None
-        if context.target is not None:  # queries among them are of other widths
-            widths = context.target.target.feature_widths(self.feature_layers)
-        features = self._features_of(drafter, context.features, widths)
-        return replace(context, features=features)
-
-    def _features_of(
-        self, drafter: Drafter, features: Tensor | None, widths: list[int] | None
-    ) -> Tensor | None:
-        """The features of one drafter's layers, in its order, of those of all layers; `widths` of
-        those are all one where none are given.
-        """
-        layers = drafter.feature_layers
-        if features is None or layers == self.feature_layers:
-            return features
-        pieces = features.chunk(len(self.feature_layers), dim=2)
-        if widths is not None:
-            pieces = features.split(widths, dim=2)
-        of_layer = dict(zip(self.feature_layers, pieces, strict=True))
-        return torch.cat([of_layer[layer] for layer in layers], dim=2) if layers else None
+            learn_of(drafter, verified, part, self.feature_layers, self._widths)
 
 
 def _padded(draft: Draft, width: int) -> Draft:

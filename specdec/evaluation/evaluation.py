@@ -25,7 +25,7 @@ from specdec.evaluation.intervals import (
 from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow, RunFile
 from specdec.jsonl import naming_line
 from specdec.results import RowStep, SpeculationStats
-from specdec.settings import differences
+from specdec.settings import called, differences
 from specdec.show.table import Table, Tabular
 
 SPEED_UNIT = "separate batch"
@@ -68,11 +68,13 @@ class Evaluation(Tabular):
 
     @property
     def lossy(self) -> str | None:
-        """The class of a sampler that is lossy, of sampled text; `None` for others."""
+        """The class and the thresholds of a sampler that is lossy, of sampled text; `None` for
+        others.
+        """
         run = self.about.get("run", {})
         sampler, is_greedy = run.get("sampler", {}), run.get("plan", {}).get("temperature") == 0
         is_lossy = not is_greedy and not sampler.get("lossless", True)
-        return sampler["class"] if is_lossy else None
+        return called(sampler) if is_lossy else None
 
     @property
     def is_whole(self) -> bool:

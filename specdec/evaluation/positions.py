@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec.arguments import check_integer
+from specdec.arguments import check_integer, shown
 from specdec.drafters import Drafter
 from specdec.generator import SpeculativeGenerator
 from specdec.request import Sampling
@@ -60,8 +60,10 @@ def every_position(generator: SpeculativeGenerator, trace: Trace) -> Trace:
         >>> [len(step.draft_tokens) for step in every_position(generator, trace)[0]]
         [3, 3, 3, 3, 3, 3, 2, 1]
     """
-    if trace is None:
-        raise TypeError("trace must be a Trace, got None; pass generate(..., trace=True).trace")
+    if not isinstance(trace, Trace):
+        raise TypeError(
+            f"trace must be a Trace, got {shown(trace)}; pass generate(..., trace=True).trace"
+        )
     if "sampling" not in trace.about:
         raise ValueError("the trace does not say what its tokens were drawn from; generate it anew")
     _refuse_trees(generator.drafter)

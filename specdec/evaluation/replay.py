@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec.arguments import check_integer
+from specdec.arguments import check_integer, shown
 from specdec.evaluation.costs import CostCurve
 from specdec.evaluation.intervals import (
     LEVEL,
@@ -189,7 +189,7 @@ def replay(traces: Trace | Iterable[Trace], *, num_draft_tokens: int, sampler: S
             f"what was drafted, got {sampler!r}"
         )
     rule, rows = rules[type(sampler)], []
-    for trace in [traces] if isinstance(traces, Trace) else traces:
+    for trace in [traces] if traces is None or isinstance(traces, Trace) else traces:
         _check(trace, num_draft_tokens)
         for steps, numbers in zip(trace.steps, trace.numbers, strict=True):
             if len(steps) > num_draft_tokens:
@@ -203,6 +203,11 @@ def replay(traces: Trace | Iterable[Trace], *, num_draft_tokens: int, sampler: S
 
 
 def _check(trace: Trace, num_draft_tokens: int) -> None:
+    if not isinstance(trace, Trace):
+        raise TypeError(
+            f"traces are of every_position(generator, trace), got {shown(trace)}; a result has a "
+            "trace where generate(..., trace=True) was called"
+        )
     if trace.about.get("roots") != "every":
         raise ValueError(
             "this trace holds the roots of its own run only, and a run with other settings has "

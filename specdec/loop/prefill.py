@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import torch
 
+from specdec.drafters.base import refuse_unread_target
 from specdec.loop.state import Parts, StepState
 from specdec.request.call import Request
 from specdec.targets.prompt_inputs import PromptChunk
@@ -114,7 +115,11 @@ def prefill_chunk(
     if of_drafter is not None:
         context = replace(context, prompt=of_drafter)
     if state.signature.num_draft_tokens > 0:
-        parts.drafter.prefill(context, state.drafter_state)
+        try:
+            parts.drafter.prefill(context, state.drafter_state)
+        except AttributeError as error:
+            refuse_unread_target(parts.drafter, error)
+            raise
     if features is not None:
         index = num_read - 1 - start
         is_here = (index >= 0) & (index < size)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import name_of, shown
+from specdec.drafters.base import refuse_unread_target
 from specdec.kernels.verify.reference import take_rows
 from specdec.loop.outcome import Outcome
 from specdec.loop.state import Parts, StepState
@@ -114,7 +115,11 @@ def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: i
     signature, vocab_size = state.signature, state.vocab_size
     wants = {"wants_probs": signature.wants_probs, "wants_raw": signature.wants_raw}
     drawing = sampler.drawing(num_draft_tokens, state.logits_filter, noise, **wants)
-    draft = drafter.propose(state.context(parts), state.drafter_state, drawing)
+    try:
+        draft = drafter.propose(state.context(parts), state.drafter_state, drawing)
+    except AttributeError as error:
+        refuse_unread_target(drafter, error)
+        raise
     shape = signature.batch_size, num_draft_tokens
     _check_fit(drafter, draft, Draft, shape, state.device)
     most = signature.tree_depth
@@ -162,7 +167,8 @@ def accept(
         logprobs = _logprobs(state, draft, verdict, output.logits, logits)
     num_new, vocab_size = state.buffer.num_new, state.vocab_size
     if parts.drafter.reads_outcome:
-        verified = Verified(draft, output, in_range(verdict, draft, vocab_size), num_new)
+        found, root = in_range(verdict, draft, vocab_size), state.buffer.recent[:, 0]
+        verified = Verified(draft, output, found, num_new, root)
         parts.drafter.learn(verified, state.drafter_state)
     checked = numbers_to_check(draft, logits)
     return Outcome(draft, verdict, logits, num_new, is_eos, vocab_size, checked, logprobs)

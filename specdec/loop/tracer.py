@@ -21,6 +21,7 @@ from specdec.loop.host import Generation, StepRecord
 from specdec.loop.outcome import Outcome, Transfer
 from specdec.loop.state import StepState
 from specdec.samplers import Stream
+from specdec.settings import called
 from specdec.trace import Trace
 from specdec.trace.record import StepNumbers, StepTimes
 
@@ -75,7 +76,7 @@ class StepTracer:
         about = {
             "target": type(target.model).__name__,
             "drafter": type(drafter).__name__,
-            "sampler": type(self._parts.sampler).__name__,
+            "sampler": called(self._parts.sampler.settings()),
             "num_draft_tokens": num_draft_tokens,
             "device": str(target.device),
             "dtype": str(target.dtype).removeprefix("torch."),

@@ -29,7 +29,7 @@ from __future__ import annotations
 import copy
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
@@ -319,7 +319,7 @@ class Drawing:
         wants_probs: the sampler can use the probabilities of the tokens.
         wants_raw: a trace asks for `Draft.raw_probs`.
         edit: changes a drafter's logits before they are drawn, in this step; set by a drafter that
-            wraps another one. `Proposal.edit` does so in every step.
+            wraps another one (`with_edit`). `Proposal.edit` does so in every step.
     """
 
     num_draft_tokens: int
@@ -329,6 +329,16 @@ class Drawing:
     wants_probs: bool = True
     wants_raw: bool = False
     edit: EditDraftLogits | None = None
+
+    def with_edit(self, edit: EditDraftLogits) -> Drawing:
+        """The same with one more edit, which runs before those that are asked for already: of
+        drafters around each other the innermost one's is first.
+
+        Args:
+            edit: of a drafter that wraps another one.
+        """
+        outer = self.edit
+        return replace(self, edit=edit if outer is None else lambda logits: outer(edit(logits)))
 
 
 def draw_by_inversion(

@@ -32,10 +32,17 @@ def visible(text: str) -> str:
     return printable(text, keep="\n\t")
 
 
+LONGEST = 400
+"""Characters of an error in one line: libraries dump whole configurations. An error whose text is
+all of this package's names its own number, `longest`.
+"""
+
+
 def one_line(error: BaseException) -> str:
     """What an error says, in one printable line."""
     text = printable(" ".join(str(error).split())) or type(error).__name__
-    return text if len(text) <= 400 else text[:397] + "..."
+    longest = getattr(error, "longest", LONGEST)
+    return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
 def draft_size(num_draft_tokens: int, depth: int | None = None) -> str:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer
-from specdec.drafters.base import Drafter
 from specdec.drafters.model import ModelDrafter
+from specdec.drafters.wrapped import WrappedDrafter
 from specdec.samplers.noise import Drawing
 from specdec.types import Context, Draft, Verified
 
@@ -27,7 +27,7 @@ class _State(NamedTuple):
     tail: Tensor
 
 
-class KeepVerified(Drafter):
+class KeepVerified(WrappedDrafter):
     """Drafts as a `ModelDrafter` does, and keeps what the target said of each window: the k largest
     probabilities after each of its tokens, also after those that were rejected.
 
@@ -62,7 +62,6 @@ class KeepVerified(Drafter):
     def __init__(
         self, inner: ModelDrafter, *, windows: int = 1024, context: int = 64, top_k: int = 32
     ):
-        super().__init__()
         name = type(inner).__name__
         if not isinstance(inner, ModelDrafter):
             raise TypeError(f"KeepVerified keeps windows of a ModelDrafter, got a {name}")
@@ -71,10 +70,11 @@ class KeepVerified(Drafter):
                 "KeepVerified keeps windows of chains in the target's vocabulary; make the "
                 "ModelDrafter without tree= and vocabulary="
             )
-        self.inner, self.windows = inner, check_integer("windows", windows, 1)
+        super().__init__(inner)
+        self.windows = check_integer("windows", windows, 1)
         self.context = check_integer("context", context, 2)
         self.top_k = check_integer("top_k", top_k, 1)
-        self.num_draft_tokens = width = inner.num_draft_tokens
+        width = inner.num_draft_tokens
         sizes = {"tokens": (context + width,), "ids": (width + 1, top_k), "count": ()}
         for kind, shape in sizes.items():  # the last one is for what is not kept
             table = torch.zeros(windows + 1, *shape, dtype=torch.long, device="cpu")
@@ -95,8 +95,12 @@ class KeepVerified(Drafter):
         return min(int(self._num_seen), self.windows)
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
-        """As the drafter's own; a vocabulary of k ids or more."""
-        self.inner.validate(vocab_size=vocab_size, device=device)
+        """As the drafter's own; a vocabulary of k ids or more, and no longer drafts than when this
+        was made.
+        """
+        super().validate(vocab_size=vocab_size, device=device)
+        most = self._ids.shape[1] - 1
+        check_integer("num_draft_tokens of KeepVerified", self.num_draft_tokens, 0, most)
         check_integer("top_k", self.top_k, 1, vocab_size)
         for name, table in self._buffers.items():
             self._buffers[name] = table.to(device)
@@ -106,19 +110,19 @@ class KeepVerified(Drafter):
     ) -> _State:
         """The drafter's own, and room for the last tokens."""
         sizes = {"vocab_size": vocab_size, "device": device}
-        inner = self.inner.init_state(batch_size, max_length, **sizes)
+        inner = super().init_state(batch_size, max_length, **sizes).inner
         tail = torch.zeros(batch_size, self.context, dtype=torch.long, device=device)
         return _State(inner, tail)
 
     def prefill(self, context: Context, state: _State) -> None:
         """The drafter reads the tokens, and the last ones are noted."""
         self._note(context, state)
-        self.inner.prefill(context, state.inner)
+        super().prefill(context, state)
 
     def propose(self, context: Context, state: _State, drawing: Drawing) -> Draft:
         """The drafter's own draft."""
         self._note(context, state)
-        return self.inner.propose(context, state.inner, drawing)
+        return super().propose(context, state, drawing)
 
     def _note(self, context: Context, state: _State) -> None:
         tail = state.tail
@@ -131,6 +135,7 @@ class KeepVerified(Drafter):
 
     def learn(self, verified: Verified, state: _State) -> None:
         """Keeps the windows of the rows that are going on."""
+        super().learn(verified, state)
         draft, is_going = verified.draft, verified.num_new > 0
         place = (self._num_seen + is_going.cumsum(dim=0) - 1) % self.windows
         place = torch.where(is_going, place, self.windows)

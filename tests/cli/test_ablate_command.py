@@ -49,6 +49,15 @@ def test_the_command_prints_what_the_function_returns_and_keeps_its_file(study, 
     assert [cell["acceptance_length"] for cell in cells] == [
         record["acceptance_length"] for record in expected.records()
     ]
+    arguments = ["--minus", "drafter=lookup", "--of", "acceptance_rate", "--format", "json"]
+    assert main(["ablate", str(folder), *arguments]) == 0
+    minus = json.loads(capsys.readouterr().out)["minus"]
+    tests = loaded.test({"drafter": "lookup"}, of="acceptance_rate")
+    assert (minus["cell"], minus["of"]) == ({"drafter": "lookup"}, "acceptance_rate")
+    assert [[pair["p_value"], pair["adjusted"]] for pair in minus["pairs"]] == [
+        [test.p_value, test.adjusted] for test in tests.tests
+    ]
+    assert minus["note"] == tests.note()
 
 
 def test_a_value_of_null_is_called_own_in_files_and_options(tmp_path, capsys):

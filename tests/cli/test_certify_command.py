@@ -1,5 +1,6 @@
 """`specdec certify` prints what was found and exits with the verdict."""
 
+import re
 import sys
 
 import pytest
@@ -25,6 +26,8 @@ def test_the_command_prints_the_verdict_and_exits_with_it(
     assert main(["certify", "--target", small, *FAST, "--sampler", sampler]) == code
     out, err = capsys.readouterr()
     assert out.splitlines()[0].startswith("LOSSY  Typical" if code else "PASS  BlockSampler")
+    assert re.search(r"\n +accepted per step: [0-3]\.\d\d draft tokens\n", out)
+    assert ("TypicalSampler(epsilon=0.3, delta=0.09)" in out.splitlines()[0]) == (code == 1)
     assert "greedy: 12 tokens are the argmax of Hugging Face's own forward" in out
     assert "seen in 95 of 100 runs" in out
     assert ("exact law: " in err) == is_terminal  # progress bars

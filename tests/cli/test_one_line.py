@@ -12,10 +12,12 @@ import sys
 import time
 
 import pytest
+import torch
 from training_runs import on_a_cpu
 from transformers import AutoModelForCausalLM
 
 from specdec import Proposal, SpeculativeGenerator, zoo
+from specdec.checkpoints.families import FAMILIES
 from specdec.cli import main
 
 TARGET, HEAD = str(zoo.WEIGHTS_DIR / "target"), str(zoo.WEIGHTS_DIR / "eagle3")
@@ -333,3 +335,18 @@ def test_how_a_drafter_draws_is_an_option(head, monkeypatch, capsys):
     assert made == [Proposal(), Proposal("argmax"), Proposal("sample", 0.5)]
     assert "seed 3" in capsys.readouterr().out
     assert "draft_temperature must be" in refused(capsys, *command, "--draft-temperature", "0")
+
+
+def test_a_checkpoint_of_no_known_kind_is_refused_in_full_with_a_way_out(tmp_path, capsys):
+    from safetensors.torch import save_file
+
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    save_file(
+        {f"block.{i}.mine": torch.zeros(2) for i in range(40)}, tmp_path / "model.safetensors"
+    )
+    assert main(["inspect", str(tmp_path)]) == 2
+    line = capsys.readouterr().err.strip()
+    assert "..." not in line
+    assert all(family.marks in line for family in FAMILIES.values())
+    assert "block.0.mine" in line
+    assert "mine.py:NAME:PATH" in line

@@ -20,8 +20,14 @@ from drafter_table import (
 )
 from drafting import perturbed, ragged_prompts
 
-from specdec import Draft, ModelDrafter, Proposal, SpeculativeGenerator, Tree
-from specdec.drafters.base import Drafter
+from specdec import (
+    Draft,
+    ModelDrafter,
+    Proposal,
+    SpeculativeGenerator,
+    Tree,
+    WrappedDrafter,
+)
 from specdec.settings import settings_of
 
 NAMES = [*WITH_LOGITS, *(name for name in TREES if "lookup" not in name), *PATHS]
@@ -34,26 +40,15 @@ def without(tokens):
     return lambda logits: logits.index_fill(-1, torch.as_tensor(tokens), -torch.inf)
 
 
-class Wrapped(Drafter):
+class Wrapped(WrappedDrafter):
     """Another drafter, with an edit in each step."""
 
     def __init__(self, inner, edit):
-        super().__init__()
-        self.inner, self.edit = inner, edit
-        for name in ("num_draft_tokens", "tree_depth", "feature_layers", "reads_target"):
-            setattr(self, name, getattr(inner, name))
-
-    def validate(self, **target):
-        self.inner.validate(**target)
-
-    def init_state(self, *sizes, **target):
-        return self.inner.init_state(*sizes, **target)
-
-    def prefill(self, context, state):
-        self.inner.prefill(context, state)
+        super().__init__(inner)
+        self.edit = edit
 
     def propose(self, context, state, drawing) -> Draft:
-        return self.inner.propose(context, state, replace(drawing, edit=self.edit))
+        return super().propose(context, state, drawing.with_edit(self.edit))
 
 
 @torch.no_grad()

@@ -66,6 +66,30 @@ class OneTooFar(LayerDrafter):
         return super().propose(context, state, drawing)
 
 
+@pytest.mark.parametrize("place", ["prefill", "propose"])
+def test_who_reads_the_target_unasked_is_told_to_ask(place):
+    class Forgot(LayerDrafter):
+        reads_target = False
+
+        def prefill(self, context, state):
+            if place == "prefill":
+                context.target.keys_values(0)
+
+    class Broken(LayerDrafter):
+        """An error of its own stays what it is."""
+
+        reads_target = False
+
+        def propose(self, context, state, drawing):
+            return None.lengths_of_mine
+
+    target = Target(build("llama"))
+    with pytest.raises(TypeError, match=r"Forgot reads context\.target\.\w+, .*None.*reads_target"):
+        SpeculativeGenerator(target, Forgot(target, [0])).generate(BATCH, MASK, max_new_tokens=4)
+    with pytest.raises(AttributeError, match="lengths_of_mine"):
+        SpeculativeGenerator(target, Broken(target, [0])).generate(BATCH, MASK, max_new_tokens=4)
+
+
 def test_the_control_notices_a_draft_that_begins_elsewhere():
     target = Target(build("llama"))
     generator = SpeculativeGenerator(target, OneTooFar(target, range(target.num_layers)))

@@ -97,6 +97,16 @@ REFUSED = [
     (lambda: bootstrap(np.ones((9, 2)), None, level=95), ValueError, "level"),
     (lambda: Estimate(1.0, 2.0, 0.0), ValueError, "low must be at most high"),
     (lambda: every_position(GENERATOR, None), TypeError, "trace=True"),
+    (
+        lambda: every_position(GENERATOR, [TRACE]),
+        TypeError,
+        "trace must be a Trace, got .*trace=Tr",
+    ),
+    (
+        replayed(None),
+        TypeError,
+        r"got None; a result has a trace where generate\(..., trace=True\)",
+    ),
     (replayed(TRACE), ValueError, "roots of its own run only"),
     (replayed(sampler=CouplingSampler()), TypeError, "replay knows"),
     (replayed(k=4), ValueError, "num_draft_tokens"),

@@ -388,7 +388,8 @@ def test_lossy_rules_are_called_so_where_they_sample():
     assert rows == [["T = 0", "block, typical"], ["T = 1", "block"], ["T = 1", "typical (lossy)"]]
     assert "Lossy rules: their texts are not the target's." in study.tables()[0].notes
     lossy = run_of(study, temperature=1.0, sampler="typical")
-    assert "TypicalSampler is lossy: these are not the target's texts." in lossy.table().notes
+    named = "TypicalSampler(epsilon=0.3, delta=0.09)"
+    assert f"{named} is lossy: these are not the target's texts." in lossy.table().notes
 
 
 def test_a_drafter_whose_file_was_edited_is_another_one(tmp_path):

@@ -164,21 +164,24 @@ def test_generators_that_choose_lengths_are_certified(sampler, choose):
 
 
 class Peeks(SpeculativeGenerator):
-    """Drafts where the accept draw of the step to come is small enough to accept."""
+    """Drafts where the accept draw of the step to come is small enough to accept: a
+    point mass of probability p comes out with p / 2 more if p < 1 / 2, (1 - p) / 2 if p > 1 / 2.
+    """
 
     def step(self, generation):
         """Looks at a draw that was not used yet."""
         state = generation.state
         noise = state.noise.at(state.buffer.root_position, 2)
-        generation.num_draft_tokens = int(noise.uniform(Stream.ACCEPT)[0, 0] < 0.6)
+        generation.num_draft_tokens = int(noise.uniform(Stream.ACCEPT)[0, 0] < 0.5)
         return super().step(generation)
 
 
 def test_a_length_that_looks_at_a_draw_to_come_is_found_by_the_certificate():
-    own = ModelDrafter(tiny(DRAFT), num_draft_tokens=1)
-    fewer = FEW | {"batch_size": 1, "num_samples": 150, "audit_tokens": 6}
+    own = ModelDrafter(tiny(DRAFT), num_draft_tokens=1, proposal="argmax")
+    fewer = FEW | {"batch_size": 1, "num_samples": 400, "audit_tokens": 6}
     report = certify(Peeks(tiny(TARGET), own), [PROMPT], **fewer)
     assert not report.passed
+    assert report.text.num_tokens < 4800 / 4  # drawing ends where it is sure: a wide margin
     assert report.greedy.passed
     assert report.noise.passed
     assert not report.text.passed

@@ -14,7 +14,6 @@ from text_laws import ALPHA, TARGET, p_values_of_texts, sample, tiny
 
 from specdec import (
     CouplingSampler,
-    Draft,
     FirstMatch,
     ModelDrafter,
     PromptLookupDrafter,
@@ -22,50 +21,27 @@ from specdec import (
     SpeculativeGenerator,
     Stream,
     Tree,
+    WrappedDrafter,
     certify,
 )
-from specdec.drafters.base import Drafter, NoDrafter, check_drafter
+from specdec.drafters.base import NoDrafter, check_drafter
 from specdec.drafters.proposal import Proposal
 from specdec.graphs.tree import map_tensors
 
 IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
 
 
-class Wrapper(Drafter):
-    """Passes everything on to another drafter, whose state is the first of its own pair."""
+class Recorder(WrappedDrafter):
+    """Keeps all that it is told."""
 
     reads_outcome = True
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-        for name in ("num_draft_tokens", "tree_depth", "feature_layers", "reads_target"):
-            setattr(self, name, getattr(inner, name))
-
-    def validate(self, **target):
-        self.inner.validate(**target)
-
-    def check_target(self, target):
-        self.inner.check_target(target)
-
-    def prefill(self, context, state):
-        self.inner.prefill(context, state[0])
-
-    def propose(self, context, state, drawing) -> Draft:
-        return self.inner.propose(context, state[0], drawing)
-
-
-class Recorder(Wrapper):
-    """Keeps all that it is told."""
 
     def __init__(self, inner):
         super().__init__(inner)
         self.told = []
 
-    def init_state(self, *sizes, **target):
-        return (self.inner.init_state(*sizes, **target),)
-
     def learn(self, verified, state):
+        super().learn(verified, state)
         self.told.append(map_tensors(torch.clone, verified))
 
 
@@ -98,6 +74,7 @@ def test_a_drafter_learns_the_logits_of_all_rows_of_the_window_and_the_verdict(n
             if ended[index]:
                 assert verified.num_new[index] == 0
                 continue
+            assert verified.root[index] == paths[0][-1]
             for node, path in enumerate(paths):
                 expected = MODEL(torch.tensor([path])).logits[0, -1]
                 torch.testing.assert_close(verified.output.logits[index, node], expected)
@@ -151,23 +128,19 @@ class Learnt:
     inner: Any
     bias: torch.Tensor  # [B, V]
 
-    def __getitem__(self, index):
-        return self.inner
 
-
-class Adaptive(Wrapper):
+class Adaptive(WrappedDrafter):
     """Makes what was rejected less likely, and what came in its place more so."""
 
-    rate = 1.0
+    reads_outcome, rate = True, 1.0
 
     def init_state(self, rows, max_length, *, vocab_size, device):
-        inner = self.inner.init_state(rows, max_length, vocab_size=vocab_size, device=device)
+        inner = super().init_state(rows, max_length, vocab_size=vocab_size, device=device).inner
         return Learnt(inner, torch.zeros(rows, vocab_size, device=device))
 
     def propose(self, context, state, drawing):
-        return super().propose(
-            context, state, replace(drawing, edit=lambda logits: logits + state.bias[:, None])
-        )
+        biased = drawing.with_edit(lambda logits: logits + state.bias[:, None])
+        return super().propose(context, state, biased)
 
     def learn(self, verified, state):
         wrong = self.rate * verified.is_rejected.to(state.bias)
@@ -176,7 +149,7 @@ class Adaptive(Wrapper):
         state.bias.scatter_add_(1, extra, wrong.amax(1, keepdim=True))
 
 
-class Peeking(Adaptive):
+class Peeking(WrappedDrafter):
     """The fault: a draft that goes by the draws that are to accept it."""
 
     def propose(self, context, state, drawing):
@@ -185,7 +158,7 @@ class Peeking(Adaptive):
         def edit(logits):
             return torch.where(is_easy, logits, -logits)
 
-        return self.inner.propose(context, state.inner, replace(drawing, edit=edit))
+        return super().propose(context, state, drawing.with_edit(edit))
 
 
 SMALL_TREE = Tree(nodes=4, depth=2, top_k=2, rates=(0.5, 0.4))
@@ -204,7 +177,7 @@ def test_texts_have_the_targets_distribution_whatever_was_learnt(shape, sampler)
     result = sample(of_tiny(Adaptive, shape), sampler, "plain", 2500)
     for length, p in p_values_of_texts(result, "plain").items():
         assert p > ALPHA, f"texts of {length} tokens"
-    other = sample(of_tiny(Wrapper.__subclasses__()[0], shape), sampler, "plain", 2500)
+    other = sample(of_tiny(Recorder, shape), sampler, "plain", 2500)
     drafts = [[step.draft_tokens for row in r.steps for step in row] for r in (result, other)]
     assert drafts[0] != drafts[1]  # something was learnt
 

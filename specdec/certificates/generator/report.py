@@ -26,6 +26,7 @@ from specdec.request import Sampling
 from specdec.request.given import ids_of
 from specdec.request.prompts import id_lists, left_padded
 from specdec.samplers import draw_by_race
+from specdec.settings import called
 from specdec.show.text import draft_size
 
 
@@ -44,6 +45,7 @@ class RunReport:
         settings: what these were drawn with, in turn.
         seconds: that drawing and reading them took.
         target_bias: the total variation that was to be seen, or `None`.
+        accepted_per_step: mean number of draft tokens that the steps of the sampled texts accepted.
     """
 
     name: str
@@ -54,6 +56,7 @@ class RunReport:
     settings: Sequence[Mapping[str, Any]]
     seconds: float
     target_bias: float | None = None
+    accepted_per_step: float = math.nan
 
     @property
     def passed(self) -> bool:
@@ -89,6 +92,7 @@ class RunReport:
             if self.rows is None
             else _line(self.rows, f"    {self.rows}"),
             f"{self._text_verdict}    {self.text}",
+            f"          accepted per step: {self.accepted_per_step:.2f} draft tokens",
             f"          drawn with: {'; '.join(map(_shown, self.settings))}",
         ]
         if self.target_bias is not None and self.text.detectable > self.target_bias:
@@ -173,7 +177,7 @@ def certify_generator(
     audited, own = (generator, prompts, audit_tokens), settings[0].get("row_inputs")
     audit = audit_text if sampler.draw_draft is draw_by_race else audit_noise
     size = draft_size(drafter.num_draft_tokens, drafter.tree_depth)
-    names = f"{type(drafter).__name__}, {type(sampler).__name__}, {size}"
+    names = f"{type(drafter).__name__}, {called(sampler.settings())}, {size}"
     audits = {
         "greedy": audit_text(*audited, row_inputs=own),
         "noise": audit(*audited, sampling, own),
@@ -182,14 +186,14 @@ def certify_generator(
     sentinel = Sentinel(
         generator, false_alarm=false_alarm, with_drafts=True, reference=reference, raises=False
     )
-    started, first = time.perf_counter(), 0
+    started, first, counts = time.perf_counter(), 0, []
     while True:
         last = first + num_samples
         rows = [(number, i) for i in range(first, last) for number in range(len(prompts))]
         starts = range(0, len(rows), batch_size)
         for turn, start in progress(list(enumerate(starts, first * len(prompts)))):
             batch, options = rows[start : start + batch_size], settings[turn % len(settings)]
-            _draw(generator, sentinel, prompts, batch, max_new_tokens, options)
+            counts += _draw(generator, sentinel, prompts, batch, max_new_tokens, options)
             if sentinel.found.impossible or sentinel.found.log_e > -math.log(false_alarm):
                 break
         found = sentinel.found
@@ -203,6 +207,7 @@ def certify_generator(
         settings=settings,
         seconds=time.perf_counter() - started,
         target_bias=target_bias,
+        accepted_per_step=sum(counts) / len(counts),
     )
 
 
@@ -213,8 +218,10 @@ def _draw(
     rows: list[tuple[int, int]],
     max_new_tokens: int,
     options: Mapping[str, Any],
-) -> None:
-    """Draws one text per (number of a prompt, number of its sample), and bets along them."""
+) -> list[int]:
+    """Draws one text per (number of a prompt, number of its sample), and bets along them. Returns
+    how many draft tokens each step accepted.
+    """
     # No seed comes twice, and none is one of the audits': a drafter with memory must not draft from
     # a text that the same noise has written.
     seeds = [((number + 1) << 32) + sample for number, sample in rows]
@@ -229,6 +236,7 @@ def _draw(
     pairs = zip(result.new_tokens.tolist(), result.lengths, strict=True)
     texts = [text[:length] for text, length in pairs]
     sentinel(beginnings, texts, steps=result.steps, scores=result.scores, **used)
+    return [step.num_accepted for row in result.steps for step in row]
 
 
 _DECIDED = {

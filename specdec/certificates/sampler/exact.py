@@ -37,6 +37,7 @@ from specdec.samplers import Noise, Sampler, draw_by_race
 from specdec.samplers.base import check_sampler
 from specdec.samplers.noise import NotScriptedError
 from specdec.samplers.paths import PathSampler
+from specdec.settings import called
 
 Sizes = tuple[tuple[int, int, int], ...]
 SIZES: Sizes = ((4, 1, 36), (4, 2, 24), (2, 3, 18), (3, 3, 18))
@@ -106,7 +107,7 @@ def certify_sampler(
     check_integer("num_draws", num_draws, 1)
     check_number("false_alarm", false_alarm, above=0, below=1)
     check_function("progress", progress, "one that wraps a list, such as tqdm")
-    name = sampler.name if is_foreign else type(sampler).__name__
+    name = sampler.name if is_foreign else called(sampler.settings())
     is_usual = sizes is None and sampler.takes_trees
     if paths is None:
         paths = PATHS if is_usual and trees is None else ()

@@ -1,0 +1,252 @@
+"""`WrappedDrafter` drafts as the drafter that it wraps, of any family, and a subclass changes only
+what it overrides.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from architectures import VOCAB
+from drafter_table import (
+    DRAFTERS,
+    MODEL,
+    WITH_LOGITS,
+    drive,
+    fresh_state,
+    loop_of,
+    make,
+    own_target,
+    propose,
+)
+from drafting import ragged_prompts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from refusals import refused
+
+from specdec import (
+    FirstMatch,
+    LookaheadDrafter,
+    ModelDrafter,
+    PromptLookupDrafter,
+    Proposal,
+    SpeculativeGenerator,
+    Tree,
+    WrappedDrafter,
+)
+from specdec.samplers import GBVSampler
+from specdec.settings import differences
+
+DECLARED = ["num_draft_tokens", "tree_depth", "feature_layers", "row_inputs", "reads_target"]
+DECLARED += ["reads_outcome", "extra_slots", "has_memory"]
+SAMPLED = {"temperature": [0.7, 0.0, 1.3]}
+IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
+
+
+def fields(draft):
+    """All that a draft has, as plain values."""
+    tensors = draft.tokens, draft.probs, draft.num_valid, draft.parents
+    found = [None if t is None else t.nan_to_num(7.0).tolist() for t in tensors]
+    return type(draft), found, draft.depth, draft.runs
+
+
+class Twice(WrappedDrafter):
+    """Overrides nothing; a wrapper in a wrapper."""
+
+    def __init__(self, inner):
+        super().__init__(WrappedDrafter(inner))
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@settings(max_examples=2)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([SAMPLED, {"temperature": 0}]))
+@torch.no_grad()
+def test_whoever_wraps_a_drafter_drafts_the_same(name, seed, logits_filter):
+    drafters = make(name), WrappedDrafter(make(name)), Twice(make(name))
+    for attribute in DECLARED:
+        assert len({repr(getattr(drafter, attribute)) for drafter in drafters}) == 1
+    runs = [drive(d, seed, vocab_size=VOCAB, logits_filter=logits_filter) for d in drafters]
+    for steps in zip(*runs, strict=True):
+        plain, *wrapped = (fields(draft) for _, draft, _ in steps)
+        assert wrapped == [plain, plain]
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("name", [*DRAFTERS, "lookahead"])
+@torch.no_grad()
+def test_texts_and_steps_are_the_same_captured_and_eager(name, graphs):
+    """Like to like: a captured batch has four rows, an eager one three, and rounds otherwise."""
+    options = {"max_new_tokens": 12, "do_sample": True, "seed": [1, 2, 3], "eos_token_id": None}
+
+    def new():
+        return LookaheadDrafter(window=4, ngram=3, guesses=2) if name == "lookahead" else make(name)
+
+    def steps_of(drafter):
+        result = SpeculativeGenerator(own_target(), drafter, graphs=graphs).generate(
+            IDS, MASK, **options
+        )
+        return result.sequences.tolist(), [[vars(step) for step in row] for row in result.steps]
+
+    assert steps_of(Twice(new())) == steps_of(new())
+
+
+@dataclass
+class Counted:
+    inner: Any
+    count: torch.Tensor
+
+
+class Counts(WrappedDrafter):
+    """With a state, an outcome and a feature of its own."""
+
+    reads_outcome = True
+
+    def __init__(self, inner, layers=("final",)):
+        super().__init__(inner)
+        self.feature_layers = tuple(dict.fromkeys((*layers, *inner.feature_layers)))
+        self.seen = []
+
+    def init_state(self, batch_size, max_length, **target):
+        inner = super().init_state(batch_size, max_length, **target).inner
+        return Counted(inner, torch.zeros(batch_size, dtype=torch.long))
+
+    def propose(self, context, state, drawing):
+        self.seen.append(context.features.clone())
+        return super().propose(context, state, drawing)
+
+    def learn(self, verified, state):
+        super().learn(verified, state)
+        self.seen.append(verified.output.features.clone())
+        state.count += verified.num_new
+
+
+@pytest.mark.parametrize("name", ["eagle3", "lookup", "mtp", "assistant", "eagle1, learns"])
+@torch.no_grad()
+def test_a_wrapper_reads_more_features_than_the_drafter_within(name):
+    """The assistant's own are queries, of another width."""
+    learns = name.endswith("learns")
+    inner = make(name.removesuffix(", learns"))
+    if learns:
+        inner = Counts(inner, layers=(1,))
+    drafter, options = Counts(inner), {"max_new_tokens": 12, "eos_token_id": None}
+    generator = SpeculativeGenerator(MODEL, drafter)
+    generation = generator.start(IDS, MASK, **options)
+    while not generation.has_ended.all():
+        generator.step(generation)
+    count = generation.state.drafter_state.count
+    assert count.tolist() == (generation.lengths - MASK.sum(dim=1)).tolist() == [12] * 3
+    result = SpeculativeGenerator(MODEL, make(name.removesuffix(", learns"))).generate(
+        IDS, MASK, **options
+    )
+    assert max(result.stats.steps) * 2 == len(drafter.seen)
+    hidden = MODEL(IDS[2:], output_hidden_states=True).hidden_states[-1][0, -1]
+    torch.testing.assert_close(drafter.seen[1][2, 0, :32], hidden)  # the first learn, its root
+    if learns:
+        state = MODEL(IDS[2:], output_hidden_states=True).hidden_states[1][0, -1]
+        torch.testing.assert_close(inner.seen[1][2, 0, :32], state)
+        assert inner.seen[1].shape[2] == 32 * len(inner.feature_layers)
+
+
+class Shifts(WrappedDrafter):
+    """Changes the logits of its drafts: `x * scale + bias` of the first ids."""
+
+    def __init__(self, inner, change):
+        super().__init__(inner)
+        self.change = change
+
+    def propose(self, context, state, drawing):
+        return super().propose(context, state, drawing.with_edit(self.change))
+
+
+@pytest.mark.parametrize("name", [*WITH_LOGITS[:8], "model, tree", "eagle3, fewer ids, paths"])
+@torch.no_grad()
+def test_edits_of_wrappers_run_from_the_innermost_one_outwards(name):
+    order = []
+
+    def noted(label, change):
+        def edit(logits):
+            order.append(label)
+            return change(logits)
+
+        return edit
+
+    changes = [lambda x: x - 3, lambda x: x.clamp(min=0), lambda x: x * 2]
+    drafter, (own, inner, outer) = make(name), map(noted, "pio", changes)
+    drafter.proposal = replace(drafter.proposal, edit=own)
+    wrapped = Shifts(Shifts(drafter, inner), outer)
+    alone = make(name)
+    alone.proposal = replace(alone.proposal, edit=lambda x: (x - 3).clamp(min=0) * 2)
+    drafts = []
+    for each in (wrapped, alone):
+        loop, state = loop_of(each, [[3, 1, 4, 1, 5], [9, 2, 6], [5]]), fresh_state(each, 3)
+        loop.prefill(each, state, 4)
+        drafts.append(fields(propose(each, loop, state, SAMPLED)[0]))
+    assert drafts[0] == drafts[1]
+    assert order == [*"pio"] * (len(order) // 3) != []
+
+
+def test_sizes_and_proposals_are_set_on_the_drafter_within():
+    drafter = Twice(make("model"))
+    drafter.num_draft_tokens, drafter.proposal = 2, Proposal("argmax")
+    assert drafter.num_draft_tokens == drafter.inner.inner.num_draft_tokens == 2
+    assert drafter.inner.inner.proposal.kind == "argmax"
+    tree = WrappedDrafter(make("model, tree"))
+    tree.tree = "4x2"
+    assert (tree.tree, tree.num_draft_tokens, tree.tree_depth) == (Tree(4, 2), 4, 2)
+    assert getattr(WrappedDrafter(PromptLookupDrafter()), "proposal", None) is None
+
+
+def test_settings_are_those_of_the_drafter_within_and_what_follows_from_it_is_none():
+    one, other = (WrappedDrafter(PromptLookupDrafter(4, max_ngram=n)) for n in (2, 3))
+    assert one.settings()["inner"]["max_ngram"] == 2
+    assert differences(one.settings(), other.settings()) == ["inner.max_ngram (2 there, 3 here)"]
+    assert not {*DECLARED} & one.settings().keys()
+
+
+def test_a_wrapper_is_joined_like_any_drafter():
+    options = {"max_new_tokens": 12, "eos_token_id": None}
+    found = []
+    for wrap in (lambda drafter: drafter, WrappedDrafter):
+        drafter = FirstMatch(wrap(make("lookup")), wrap(make("eagle3")))
+        result = SpeculativeGenerator(MODEL, drafter).generate(IDS, MASK, **options)
+        found.append([[vars(step) for step in row] for row in result.steps])
+    assert found[0] == found[1]
+
+
+class Listens(WrappedDrafter):
+    reads_outcome = True
+
+
+class Forgets(WrappedDrafter):
+    feature_layers = ("final",)
+
+
+def of_model(drafter):
+    return lambda: SpeculativeGenerator(MODEL, drafter())
+
+
+REFUSED = [
+    (lambda: WrappedDrafter("lookup"), "WrappedDrafter wraps a drafter, .. got 'lookup'"),
+    (lambda: WrappedDrafter(PromptLookupDrafter), "WrappedDrafter wraps a drafter"),
+    (of_model(lambda: Listens(make("model"))), "Listens has no method learn(verified, state)"),
+    (
+        of_model(lambda: Forgets(make("eagle3"))),
+        "Forgets.feature_layers is ('final',), and the inner EagleDrafter reads .. declare both",
+    ),
+    (
+        lambda: SpeculativeGenerator(
+            MODEL, WrappedDrafter(ModelDrafter(MODEL, tree=Tree(6, 3))), GBVSampler()
+        ),
+        "samples a tree of 6x3",
+    ),
+    (
+        lambda: WrappedDrafter(make("eagle3")).validate(vocab_size=7, device=torch.device("cpu")),
+        "the head was made for a vocabulary",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make_it", "message"), REFUSED)
+def test_what_cannot_be_wrapped_is_refused_by_name(make_it, message):
+    with refused(message):
+        make_it()
