@@ -1,0 +1,139 @@
+"""Pictures on the command line: what is written is HF's own text after the same pictures."""
+
+import importlib.util
+import json
+import re
+import shutil
+
+import pytest
+from pictured_models import build, text_of_hf
+from pictured_processors import NAMES, asked_of_hf, paint, save, shown
+from PIL import Image
+from transformers import AutoProcessor
+
+from specdec import zoo
+from specdec.cli import main
+
+
+@pytest.fixture(name="folders", scope="module")
+def _folders(tmp_path_factory):
+    return {name: save(name, tmp_path_factory.mktemp(name)) for name in NAMES}
+
+
+@pytest.fixture(name="pictures", scope="module")
+def _pictures(tmp_path_factory):
+    return paint(tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.fixture(name="run")
+def _run(capsys):
+    """Runs a command; its exit code, output and errors."""
+
+    def run(*arguments):
+        code = main([*map(str, arguments)])
+        shown = capsys.readouterr()
+        return code, shown.out, [line for line in shown.err.splitlines() if "specdec: " in line]
+
+    return run
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("count", [1, 2])
+def test_generate_writes_what_hf_writes(name, count, folders, pictures, run):
+    given = [word for path in pictures[:count] for word in ("--image", path)]
+    command = ["generate", "--target", folders[name], "--prompt", "what is it?", *given]
+    code, out, errors = run(*command, "--max-new-tokens", 12, "--dtype", "float32")
+    assert (code, errors) == (0, [])
+    written = out.split("what is it?\n", 1)[1].split("\n\ntokens: ")[0]
+    wanted = asked_of_hf(folders[name], [shown("what is it?", pictures[:count])], 12)
+    assert unmarked(written) == unmarked(wanted)
+    assert f"picture {pictures[0]}, 17 x 25" in out
+    other = asked_of_hf(folders[name], [shown("what is it?", pictures[1:])], 12)
+    assert unmarked(written) != unmarked(other)  # the text hangs on the pictures
+
+
+def unmarked(text):
+    """Without the markers of kinds, which may be characters of tokens, too."""
+    return re.sub(r"[][<>]", "", text)
+
+
+def test_what_is_wrong_with_pictures_is_said_before_weights_are_loaded(
+    folders, pictures, run, monkeypatch, tmp_path
+):
+    def load(*args, **kwargs):
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr("specdec.loading.load_target", load)
+
+    def said(target, *paths):
+        given = [word for path in paths for word in ("--image", path)]
+        code, _, (error,) = run("generate", "--target", target, "--prompt", "a", *given)
+        assert code == 2
+        return error
+
+    llava, text = folders["llava"], zoo.WEIGHTS_DIR / "target"
+    assert "there is no picture none.png" in said(llava, "none.png")
+    assert "test_pictures_in_commands.py is no picture that can be read" in said(llava, __file__)
+    assert "(llama) is a model of text and reads no pictures; name one" in said(text, *pictures)
+    assert "the zoo's target reads text alone" in said("zoo", *pictures)
+    config = {"model_type": "mllama", "architectures": ["MllamaForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "(mllama) can be given no pictures: its layers look at pictures by" in said(
+        tmp_path, *pictures
+    )
+    for file in llava.iterdir():
+        if not file.name.startswith("processor"):
+            shutil.copy(file, tmp_path / file.name)
+    assert "has no processor among its files" in said(tmp_path, *pictures)
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != "PIL" and found(name))
+    assert said(llava, *pictures).endswith("pictures need Pillow: pip install pillow")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchvision"), reason="torchvision is installed")
+def test_a_processor_that_needs_torchvision_says_so(folders, pictures, run, tmp_path):
+    for file in folders["qwen2_5_vl"].iterdir():
+        text = "PicturesOfQwen", "Qwen2_5_VLProcessor"
+        is_config = file.name == "processor_config.json"
+        if is_config:
+            (tmp_path / file.name).write_text(file.read_text().replace(*text))
+        else:
+            shutil.copy(file, tmp_path / file.name)
+    given = ["--prompt", "a", "--image", pictures[0]]
+    code, _, (error,) = run("generate", "--target", tmp_path, *given)
+    assert code == 2
+    assert "cannot be loaded without torchvision: pip install torchvision" in error
+
+
+def test_a_processors_own_refusal_is_one_line(folders, pictures, run, tmp_path):
+    shutil.copytree(folders["llava"], tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no pictures today') }}")
+    given = ["--prompt", "a", "--image", pictures[0]]
+    code, _, (error,) = run("generate", "--target", tmp_path, *given)
+    assert (code, "processor refuses this: no pictures today" in error) == (2, True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_a_template_a_picture_stands_before_the_text(
+    name, folders, pictures, run, tmp_path
+):
+    shutil.copytree(folders[name], tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").unlink()
+    options = ["--max-new-tokens", 8, "--dtype", "float32", "--image", pictures[0]]
+    code, out, errors = run("generate", "--target", tmp_path, "--prompt", "what is it?", *options)
+    assert (code, errors) == (0, [])
+    processor = AutoProcessor.from_pretrained(tmp_path)
+    mark = "<begin>" if name == "gemma3" else processor.image_token
+    inputs = processor(text=[mark + "what is it?"], images=[Image.open(pictures[0])])
+    inputs = inputs.convert_to_tensors("pt")
+    new = text_of_hf(build(name), inputs, 8)[0]
+    written = out.split("what is it?\n", 1)[1].split("\n\ntokens: ")[0]
+    assert unmarked(written) == unmarked(processor.decode(new))
+
+
+def test_a_draft_model_that_reads_pictures_is_loaded_whole(folders, pictures, run):
+    command = ["generate", "--target", folders["llava"], "--drafter", folders["llava"]]
+    command += ["--prompt", "what is it?", "--image", pictures[0], "--max-new-tokens", 9]
+    code, out, errors = run(*command, "--dtype", "float32")
+    assert (code, errors) == (0, [])
+    assert "acceptance rate 1.00" in out
