@@ -97,7 +97,9 @@ def paint(folder: Path) -> list[Path]:
     return paths
 
 
-def asked_of_hf(folder: Path, messages: list[dict], count: int) -> str:
+def asked_of_hf(
+    folder: Path, messages: list[dict], count: int, *, skip_special_tokens: bool = False
+) -> str:
     """The greedy text of HF's own `generate` after a conversation with paths of pictures, all by
     HF's classes.
     """
@@ -107,7 +109,7 @@ def asked_of_hf(folder: Path, messages: list[dict], count: int) -> str:
     inputs = processor.apply_chat_template(messages, return_tensors="pt", **form)
     options = {"max_new_tokens": count, "do_sample": False, "pad_token_id": 0}
     new = model.generate(**inputs, **options)[0, inputs["input_ids"].shape[1] :]
-    return processor.decode(new, skip_special_tokens=False)
+    return processor.decode(new, skip_special_tokens=skip_special_tokens)
 
 
 def shown(text: str, pictures: list[Path], role: str = "user") -> dict:

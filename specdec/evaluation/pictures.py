@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from transformers.image_utils import load_image
 
-from specdec.arguments import shown
 from specdec.hf import TEXT_ONLY, auto_class
 from specdec.loading import find_pretrained, load_pretrained
 from specdec.show.text import one_line
@@ -152,19 +151,14 @@ def inputs_of(
     return {name: _moved(value, dtype, device) for name, value in own.items()}
 
 
+def is_processor(given: Any) -> bool:
+    """Whether it is a processor, and no tokenizer alone."""
+    return isinstance(given, ProcessorMixin)
+
+
 def tokenizer_of(given: Any) -> PreTrainedTokenizerBase | None:
     """The tokenizer in a processor; any other tokenizer, or `None`, as it is."""
-    return given.tokenizer if isinstance(given, ProcessorMixin) else given
-
-
-def need_processor(given: Any, what: str) -> ProcessorMixin:
-    """Raises `ValueError` for what is no processor where pictures need one."""
-    if not isinstance(given, ProcessorMixin):
-        raise ValueError(
-            f"{what} has pictures, which the target's processor reads: pass tokenizer="
-            f"AutoProcessor.from_pretrained(path_or_id), got {shown(given)}"
-        )
-    return given
+    return given.tokenizer if is_processor(given) else given
 
 
 def _template_of(processor: ProcessorMixin) -> Any:

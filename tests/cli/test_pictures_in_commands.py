@@ -1,9 +1,12 @@
 """Pictures on the command line: what is written is HF's own text after the same pictures."""
 
 import importlib.util
+import io
 import json
 import re
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 from pictured_models import build, text_of_hf
@@ -137,3 +140,56 @@ def test_a_draft_model_that_reads_pictures_is_loaded_whole(folders, pictures, ru
     code, out, errors = run(*command, "--dtype", "float32")
     assert (code, errors) == (0, [])
     assert "acceptance rate 1.00" in out
+
+
+NUMBERS = re.compile(r"\n\d+ tokens, .* tokens/s, .*\n")
+TEXT_ALONE = "specdec: the zoo's target reads text alone: --target names a model with pictures"
+
+
+@pytest.fixture(name="talk")
+def _talk(run, monkeypatch):
+    """Sends lines to `specdec chat`; what it wrote between its help and its end, and errors."""
+
+    def talk(target, *lines):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        command = ["chat", "--target", target, "--max-new-tokens", 8, "--dtype", "float32"]
+        code, out, errors = run(*command)
+        assert code == 0
+        return out.split("ends an answer\n", 1)[1], errors
+
+    return talk
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_conversation_keeps_its_pictures(name, folders, pictures, talk):
+    """Each answer is HF's own after all that was said and shown."""
+    red, blue = pictures
+    lines = [f"/image {red}", "what is it?", "sure?", f"/image '{red}'", f'/image "{blue}"', "hm?"]
+    out, errors = talk(folders[name], *lines, "/reset", "sure?")
+    assert errors == []
+    assert out.startswith(f"picture {red}, 17 x 25, goes into the next message\n")
+    history = []
+    for text, own in (("what is it?", [red]), ("sure?", []), ("hm?", [red, blue])):
+        history.append(shown(text, own))
+        answer = asked_of_hf(folders[name], history, 8, skip_special_tokens=True)
+        history.append(shown(answer, [], "assistant"))
+    again = asked_of_hf(folders[name], [shown("sure?", [])], 8, skip_special_tokens=True)
+    wanted = [turn["content"][0]["text"] for turn in history[1::2]] + [again]
+    out = re.sub(r"picture \S+, .* goes into the next message\n", "", out)
+    answers = NUMBERS.sub("\0", out).split("\0")[:-1]
+    assert [unmarked(text) for text in answers] == [unmarked(text) for text in wanted]
+
+
+def test_what_cannot_be_shown_is_one_line_and_the_conversation_goes_on(folders, pictures, talk):
+    lines = ["/image none.png", "/image", f"/image {__file__}", "/image ~/none.png", "a"]
+    out, errors = talk(folders["llava"], *lines)
+    assert len(NUMBERS.findall(out)) == 1
+    assert errors[:2] == [
+        "specdec: there is no picture none.png",
+        "specdec: /image PATH needs the path of a picture",
+    ]
+    assert "no picture that can be read" in errors[2]
+    assert errors[3].endswith(f"there is no picture {Path.home()}/none.png")
+    out, errors = talk("zoo", f"/image {pictures[0]}", "a")
+    assert errors == [TEXT_ALONE]
+    assert len(NUMBERS.findall(out)) == 1
