@@ -63,7 +63,9 @@ def generate(
         print(f"seed {result.seeds[0]}")
     print(result.stats)
     if trace is not None:
-        getattr(result.trace.with_tokenizer(tokenizer), f"to_{trace.suffix[1:]}")(trace)
+        found = result.trace.with_tokenizer(tokenizer)
+        found = found.with_pictures([pictures]) if pictures else found
+        getattr(found, f"to_{trace.suffix[1:]}")(trace)
 
 
 def _pictured(processor: Any, prompt: str, pictures: list[Any], target: Any) -> dict[str, Any]:

@@ -70,6 +70,18 @@ class PromptInputs:
         return frozenset(masks | positions | self.arguments.keys() | self.marked.keys())
 
     @property
+    def placeholders(self) -> list[list[tuple[int, int]]]:
+        """Of each row the runs of tokens, first and end, whose embeddings are not those of their
+        ids: pictures, sound, or embeddings that the call brought. Waits for the device.
+        """
+        if self.is_given is None:
+            return [[] for _ in self.lengths]
+        given = self._real(self.is_given).cpu().long()
+        steps = F.pad(given, (1, 1)).diff(dim=1)  # [B, T + 1]
+        edges = [[(row == sign).nonzero()[:, 0].tolist() for sign in (1, -1)] for row in steps]
+        return [[*zip(firsts, ends, strict=True)] for firsts, ends in edges]
+
+    @property
     def _seen(self) -> dict[str, Tensor]:
         return {kind: seen for kind, seen in self.visible.items() if seen is not None}
 

@@ -193,3 +193,13 @@ def test_what_cannot_be_shown_is_one_line_and_the_conversation_goes_on(folders, 
     out, errors = talk("zoo", f"/image {pictures[0]}", "a")
     assert errors == [TEXT_ALONE]
     assert len(NUMBERS.findall(out)) == 1
+
+
+def test_the_page_of_a_trace_shows_the_pictures(folders, pictures, run, tmp_path):
+    given = [word for path in pictures for word in ("--image", path)]
+    command = ["generate", "--target", folders["gemma3"], "--prompt", "what is it?", *given]
+    assert run(*command, "--max-new-tokens", 4, "--trace", tmp_path / "trace.html")[0] == 0
+    page = (tmp_path / "trace.html").read_text()
+    assert page.count("data:image/jpeg;base64,") == 2
+    assert r"\u003cimage>" not in page
+    assert '"picture 2, 4 tokens"' in page
