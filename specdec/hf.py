@@ -124,6 +124,17 @@ def is_prefix_lm(model: PreTrainedModel) -> bool:
     return model.config.model_type in PREFIX_LMS
 
 
+def auto_class(config: PreTrainedConfig) -> str:
+    """Name of the auto class that loads a model: with its towers where the configuration names such
+    a class, or there is no other, but for types whose prompts must be text.
+    """
+    whole = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    has_other = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    is_named = whole is not None and whole.__name__ in (config.architectures or ())
+    is_whole = is_named and config.model_type not in TEXT_ONLY if has_other else whole is not None
+    return "AutoModelForImageTextToText" if is_whole else "AutoModelForCausalLM"
+
+
 def why_not_read(model: PreTrainedModel) -> str | None:
     """Why prompts of a model of this type must be text; `None` if nothing is known against it."""
     return TEXT_ONLY.get(model.config.model_type)

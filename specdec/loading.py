@@ -38,7 +38,7 @@ from specdec.drafters import (
 from specdec.drafters.base import shape_of
 from specdec.drafters.model import check_same_tokenizer
 from specdec.drafters.visible import draft_cache
-from specdec.hf import device_of
+from specdec.hf import auto_class, device_of
 from specdec.samplers import (
     BlockSampler,
     CouplingSampler,
@@ -112,8 +112,8 @@ def load_target(
 
         dtype = getattr(torch, "float32" if dtype == "auto" else str(dtype).removeprefix("torch."))
         return zoo.load_target(dtype=dtype).to(device), zoo.load_tokenizer()
-    is_local = _find_pretrained(name)
-    tokenizer = _load_pretrained("AutoTokenizer", name, local_files_only=is_local)
+    is_local = find_pretrained(name)
+    tokenizer = load_pretrained("AutoTokenizer", name, local_files_only=is_local)
     return _load_model(name, dtype=dtype, device=device, is_local=is_local), tokenizer
 
 
@@ -190,7 +190,7 @@ def find_drafter(
     if (own := find_reading(name)) is not None:
         _refuse_layouts(layouts, name)
         families, records, path = own
-        _find_pretrained(path)
+        find_pretrained(path)
         return partial(_load_head, path, families, records, given)
     kind, _, path = name.partition(":")
     if num_draft_tokens is not None and tree is not None:
@@ -222,7 +222,7 @@ def find_drafter(
     from specdec.checkpoints.survey import family_of
 
     if kind in FAMILIES and path:
-        _find_pretrained(path)
+        find_pretrained(path)
         given |= {"families": (FAMILIES[kind],), "layouts": layouts}
         return lambda target, **_: load(path, target, **given)
     advice = [text for names, text in _ADVICE if kind in names.split()]
@@ -232,7 +232,7 @@ def find_drafter(
         _refuse_layouts(layouts, name)
         return _own_drafter(name, make, **given)
     try:
-        is_local = _find_pretrained(name)
+        is_local = find_pretrained(name)
     except ValueError as error:
         raise ValueError(f"{error}; a drafter is {NAMES}") from error
     if family_of(name, families=RECOGNISED, layouts=layouts):
@@ -318,9 +318,12 @@ def _refuse_layouts(layouts: Sequence[Any], name: str) -> None:
     _refuse({"layouts": layouts} if layouts else {}, f"belongs to a head's files, not to {name}")
 
 
-def _find_pretrained(name: str) -> bool:
+def find_pretrained(name: str) -> bool:
     """Looks for a model's files; whether only local ones may be read: of a folder, or of the cache
     while the hub is out of reach.
+
+    Raises:
+        ValueError: there is no such folder, or nothing that can be loaded in it.
     """
     from specdec.checkpoints.hub import check_reachable, is_repository_id
 
@@ -345,9 +348,12 @@ def _find_pretrained(name: str) -> bool:
 
 
 def _load_model(name: str, *, dtype: Any, device: Any, is_local: bool) -> PreTrainedModel:
-    """A causal LM in eval mode; HF would draw weights that its files lack at random."""
+    """A causal LM in eval mode, with the towers that its configuration names; HF would draw weights
+    that its files lack at random.
+    """
+    kind = auto_class(load_pretrained("AutoConfig", name, local_files_only=is_local))
     options = {"dtype": dtype, "local_files_only": is_local, "output_loading_info": True}
-    model, info = _load_pretrained("AutoModelForCausalLM", name, **options)
+    model, info = load_pretrained(kind, name, **options)
     if missing := sorted(info["missing_keys"]):
         raise ValueError(
             f"{name} is no whole causal LM: its files lack {len(missing)} tensors, "
@@ -357,9 +363,14 @@ def _load_model(name: str, *, dtype: Any, device: Any, is_local: bool) -> PreTra
     return model.to(device).eval()
 
 
-def _load_pretrained(auto_class: str, name: str, **options: Any) -> Any:
+def load_pretrained(kind: str, name: str, **options: Any) -> Any:
+    """What one of HF's auto classes loads.
+
+    Raises:
+        ValueError: with HF's error, of whatever kind.
+    """
     try:
-        return getattr(transformers, auto_class).from_pretrained(name, **options)
+        return getattr(transformers, kind).from_pretrained(name, **options)
     except Exception as error:  # damaged or hostile files end in errors of any kind
         raise ValueError(
             f"cannot load {name!r}: it must be a folder or a Hugging Face id of a causal LM with "
@@ -412,7 +423,7 @@ def _load_draft_model(
 def _common_vocabulary(name: str, tokenizer: Any, is_local: bool) -> CommonVocabulary | None:
     """Of a draft model's tokenizer, if it has one, and the target's; `None` where both are one."""
     try:
-        own = _load_pretrained("AutoTokenizer", name, local_files_only=is_local)
+        own = load_pretrained("AutoTokenizer", name, local_files_only=is_local)
     except ValueError:  # a draft model need not come with one; then only sizes can be compared
         return None
     try:

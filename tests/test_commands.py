@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 from pages import PAGES, ROOT, blocks
+from pictured_processors import paint, save
 
 from specdec import zoo
 from specdec.cli import app
@@ -121,6 +122,11 @@ def write_files(page: str, folder: Path) -> None:
         study = re.sub(rf"^{name} = .*$", f"{name} = {few}", study, flags=re.MULTILINE)
     (folder / "docs").mkdir()
     (folder / "docs/which.toml").write_text(study)
+    if page == "docs/models.md":
+        save("llava", folder / "VLM")
+        paint(folder)[0].rename(folder / "cat.png")
+        line = {"prompt": "What is it?", "images": ["cat.png"]}
+        (folder / "pictures.jsonl").write_text(json.dumps(line))
     snippets = blocks(page)
     if page == "docs/gpu.md":
         (whole,) = (block for block in snippets if block.startswith("# parallel.py"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -23,6 +24,9 @@ def certify(
     target: Target = "zoo",
     prompt: Prompts = None,
     prompts: Annotated[int | None, count("of source code; default: 2")] = None,
+    prompt_file: Annotated[
+        Path | None, Option(metavar="FILE", help="as in specdec evaluate; default: source code")
+    ] = None,
     prompt_tokens: Annotated[int | None, count("of these; default: 8")] = None,
     samples: Annotated[int, count("texts per prompt")] = 64,
     max_new_tokens: Annotated[int, count("of each of these texts")] = 64,
@@ -48,6 +52,7 @@ def certify(
 
     from specdec.arguments import check_number
     from specdec.certificates import certify
+    from specdec.evaluation.prompts import processor_for, read_prompts
 
     check_number("--temperature", temperature, above=0)
     check_number("--false-alarm", false_alarm, above=0, below=1)
@@ -55,11 +60,18 @@ def certify(
         check_number("--target-bias", target_bias, above=0, below=1)
     elif until_sure:
         raise ValueError("--until-sure goes on until --target-bias would have been seen; pass one")
-    if prompt:
-        of_sources = "belongs to prompts of source code; leave it out beside --prompt"
+    if prompt or prompt_file:
+        own = "--prompt" if prompt else "--prompt-file"
+        of_sources = f"belongs to prompts of source code; leave it out beside {own}"
         refuse({"prompts": prompts, "prompt_tokens": prompt_tokens}, of_sources)
+    if prompt and prompt_file:
+        raise ValueError("--prompt and --prompt-file both say what prompts are; pass one of them")
+    records = read_prompts(prompt_file) if prompt_file else []
+    processor = processor_for(target, records)
     generator, tokenizer = parts.load(target)
-    if prompt:
+    if records:
+        ids = _first_turns(records, processor or tokenizer, generator.target.dtype)
+    elif prompt:
         ids = _distinct(prompt, tokenizer, None)
     else:
         ids = _source_prompts(tokenizer, prompts or 2, prompt_tokens or 8)
@@ -94,6 +106,14 @@ def _source_prompts(tokenizer, count: int, length: int) -> list[list[int]]:
             "pass --prompt-tokens with a larger number, or prompts of your own with --prompt"
         )
     return prompts[:count]
+
+
+def _first_turns(records: list[Any], reader: Any, dtype: Any) -> list[Any]:
+    """Ids of each prompt's first turn, or what the target's processor makes of it."""
+    from specdec.evaluation.prompts import read
+
+    both = [read(prompt, [], reader, dtype=dtype) for prompt in records]
+    return [ids if inputs is None else inputs for ids, inputs in both]
 
 
 def _distinct(texts: list[str], tokenizer, length: int | None) -> list[list[int]]:

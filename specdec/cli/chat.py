@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import cycle
+from pathlib import Path
 from secrets import randbits
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from rich.console import Console
 from typer import Option
@@ -20,7 +20,10 @@ from specdec.show.text import one_line, printable
 from specdec.show.tokens import colour_key, coloured_pieces
 
 USUAL_TOKENS = 512
-HELP = "/reset begins again, /system TEXT says how to answer, /quit ends; Ctrl-C ends an answer"
+HELP = (
+    "/reset begins again, /system TEXT says how to answer, /image PATH shows a picture, /quit "
+    "ends; Ctrl-C ends an answer"
+)
 
 
 def chat(
@@ -39,30 +42,76 @@ def chat(
     """Talk with a model, in the chat template of its tokenizer.
 
     Lines are read from the terminal or from a pipe. Sampling is neutral but for what is given, as
-    in specdec generate.
+    in specdec generate. A model that reads pictures gets those of /image, by its processor, and
+    they stay in the conversation.
     """
     options = {"do_sample": sampling.temperature != 0, "neutral": True, **sampling.given(parts)}
     generator, tokenizer = parts.load(target)
     print(f"{colour_key(sys.stdout)}\n{HELP}")
     if not tokenizer.chat_template:
         print("the tokenizer has no chat template: what is said is one running text")
-    said = []
+    processor, why_text = _processor_of(target)
+    said: list[_Said] = []
+    pictures: list[Any] = []  # of the next message
     for line in _lines():
         command, _, rest = line.partition(" ")
         if command == "/reset":
-            said = []
+            said, pictures = [], []
         elif command == "/system":
             system = rest.strip() or None
+        elif command == "/image":
+            pictures += _opened(rest, why_text)
         elif command.startswith("/"):
             print(f"there is no {printable(command)}; {HELP}", file=sys.stderr)
         elif line.strip():
+            turn, pictures = _Said("user", line, pictures), []
             try:
-                inputs = _prompt(tokenizer, system, [*said, line]).to(parts.device)
+                inputs = _prompt(processor or tokenizer, system, [*said, turn], generator.target)
                 most = _most_tokens(generator.target, inputs, max_new_tokens)
                 told = {**options, "max_new_tokens": most}
-                said += [line, _answer(generator, tokenizer, inputs, told)]
+                answer = _answer(generator, tokenizer, inputs, told)
+                said += [turn, _Said("assistant", answer)]
             except ValueError as error:  # too long a conversation, for instance
                 print(f"specdec: {one_line(error)}; {HELP}", file=sys.stderr)
+
+
+class _Said(NamedTuple):
+    """A turn of the conversation."""
+
+    role: str
+    text: str
+    pictures: Sequence[Any] = ()
+
+
+def _processor_of(target: str) -> tuple[Any, str]:
+    """The processor of a target that reads pictures; else `None`, and why it can be given none."""
+    from specdec.evaluation.pictures import load_processor
+
+    try:
+        return load_processor(target), ""
+    except (ValueError, ImportError) as error:
+        return None, one_line(error)
+
+
+def _opened(path: str, why_text: str) -> list[Any]:
+    """The picture of a path, as it is typed or dropped into a terminal. Says what it is, or why it
+    cannot be shown to the model.
+    """
+    from specdec.evaluation.pictures import open_pictures
+
+    path = path.strip().strip("'\"")
+    try:
+        if why_text:
+            raise ValueError(why_text)
+        if not path:
+            raise ValueError("/image PATH needs the path of a picture")
+        (picture,) = open_pictures([Path(path).expanduser()])
+    except ValueError as error:
+        print(f"specdec: {one_line(error)}", file=sys.stderr)
+        return []
+    size = f"{picture.width} x {picture.height}"
+    print(f"picture {printable(path)}, {size}, goes into the next message")
+    return [picture]
 
 
 def _lines() -> Iterator[str]:
@@ -72,27 +121,35 @@ def _lines() -> Iterator[str]:
         yield from iter(partial(input, mark), "/quit")
 
 
-def _prompt(tokenizer: Any, system: str | None, said: list[str]) -> Any:
-    """Ids and mask of what the model goes on from; turns and answers alternate in `said`."""
-    if not tokenizer.chat_template:
-        start = f"{system}\n" if system else ""
-        parts = [f"{one}\n" if i % 2 else one for i, one in enumerate(said)]
-        return tokenizer(start + "".join(parts), return_tensors="pt")
-    turns = zip(cycle(("user", "assistant")), said, strict=False)
-    messages = [{"role": "system", "content": system}] if system else []
-    messages += [{"role": role, "content": content} for role, content in turns]
-    form = {"add_generation_prompt": True, "return_dict": True, "return_tensors": "pt"}
-    try:
-        return tokenizer.apply_chat_template(messages, **form)
-    except Exception as error:  # templates raise errors of their own, of a system text for instance
-        raise ValueError(f"the chat template refuses this: {one_line(error)}") from error
+def _prompt(reads: Any, system: str | None, said: list[_Said], target: Any) -> dict[str, Any]:
+    """What the model goes on from, by its processor where it `reads` pictures, else ids and mask by
+    its tokenizer.
+    """
+    from specdec.evaluation.pictures import inputs_of, is_processor, message
+
+    turns = [_Said("system", system)] if system else []
+    turns += said
+    if is_processor(reads):
+        place = {"dtype": target.dtype, "device": target.device}
+        return inputs_of(reads, [message(*turn) for turn in turns], **place)
+    if not reads.chat_template:
+        parts = [turn.text if turn.role == "user" else f"{turn.text}\n" for turn in turns]
+        inputs = reads("".join(parts), return_tensors="pt")
+    else:
+        messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+        form = {"add_generation_prompt": True, "return_dict": True, "return_tensors": "pt"}
+        try:
+            inputs = reads.apply_chat_template(messages, **form)
+        except Exception as error:  # templates raise errors of their own, of a system text too
+            raise ValueError(f"the chat template refuses this: {one_line(error)}") from error
+    return {name: inputs[name].to(target.device) for name in ("input_ids", "attention_mask")}
 
 
-def _most_tokens(target: Any, inputs: Any, asked: int | None) -> int:
+def _most_tokens(target: Any, inputs: dict[str, Any], asked: int | None) -> int:
     """Tokens that an answer may have: at most those that the target has positions for. Where
     nothing was asked, an answer takes at most half of them, so that a next turn fits.
     """
-    limit, used = target.max_positions, inputs.input_ids.shape[1]
+    limit, used = target.max_positions, inputs["input_ids"].shape[1]
     if limit is None:
         return asked or USUAL_TOKENS
     room = limit - used
@@ -104,7 +161,7 @@ def _most_tokens(target: Any, inputs: Any, asked: int | None) -> int:
     return min(asked, room) if asked else min(USUAL_TOKENS, max(1, room // 2))
 
 
-def _answer(generator: Any, tokenizer: Any, inputs: Any, options: dict[str, Any]) -> str:
+def _answer(generator: Any, tokenizer: Any, inputs: dict[str, Any], options: dict[str, Any]) -> str:
     """Prints an answer as it comes, and its numbers; Ctrl-C ends it."""
     from specdec.results import SpeculationStats
 
@@ -113,7 +170,7 @@ def _answer(generator: Any, tokenizer: Any, inputs: Any, options: dict[str, Any]
     options = ({"seed": randbits(32)} if options["do_sample"] else {}) | options
 
     def arriving() -> Iterator[Any]:
-        for record in generator.stream(inputs.input_ids, inputs.attention_mask, **options):
+        for record in generator.stream(**inputs, **options):
             steps.extend(record.rows)
             yield from record.rows
 

@@ -37,13 +37,15 @@ def evaluate(
     Generates from every prompt and prints acceptance length, rates by draft position and tokens
     per second with bootstrap intervals, by category. Prompts are JSONL, JSON or Parquet of
     SPEED-Bench, Spec-Bench, MT-bench, HumanEval, GSM8K, MATH-500, Alpaca and others as published,
-    or lines with 'text'. With --output a run that was interrupted goes on where it stopped.
-    Processes of accelerate launch share the prompts.
+    or lines with 'text'; 'images' beside these are paths of pictures, seen from the file. With
+    --output a run that was interrupted goes on where it stopped. Processes of
+    accelerate launch share the prompts.
     """
     options = sampling.given(parts)
     from specdec import evaluate
     from specdec.evaluation import own_prompts, read_prompts
     from specdec.evaluation.intervals import counted
+    from specdec.evaluation.prompts import processor_for
     from specdec.evaluation.run_file import RunFile
     from specdec.processes import team
 
@@ -58,10 +60,11 @@ def evaluate(
         every, chosen = chosen, _first_of_each(chosen, limit)
         taken = f"{len(chosen)} of {counted(len(every), 'prompt')}"
         print(f"measuring {taken}, --limit {limit}", file=sys.stderr)
+    reader = processor_for(target, chosen)
     generator, tokenizer = parts.load(target)
     options |= {"chat_template_kwargs": chat_template_kwargs, "output": output, "warmup": warmup}
     options |= {"max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens}
-    options |= {"batch_size": batch_size, "tokenizer": tokenizer}
+    options |= {"batch_size": batch_size, "tokenizer": reader or tokenizer}
     evaluation = evaluate(generator, chosen, share=True, progress=True, **options)
     sys.stderr.flush()
     estimates = {name: value.to_dict() for name, value in evaluation.estimates.items()}

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
-from specdec.cli.options import Parts, Prompt, Sampling, Target
+from specdec.cli.options import Images, Parts, Prompt, Sampling, Target
 from specdec.show.table import need
+from specdec.show.text import printable
 
 
 def generate(
     *,
     target: Target,
     prompt: Prompt,
+    image: Images = None,
     max_new_tokens: Annotated[int, Option(help="at most")] = 128,
     trace: Annotated[
         Path | None,
@@ -27,25 +29,51 @@ def generate(
     """Complete a prompt with models of your own.
 
     Sampling is neutral but for what is given, as in specdec evaluate: of the target's
-    generation_config only the ids that end and pad a text are used.
+    generation_config only the ids that end and pad a text are used. A prompt with pictures
+    (--image) goes through the target's processor and its chat template.
     """
     options = sampling.given(parts)
     if trace is not None:
         check_trace_file(trace)
+    pictures = processor = None
+    if image:  # what is wrong with pictures is said before weights are loaded
+        from specdec.evaluation.pictures import load_processor, open_pictures
+
+        pictures, processor = open_pictures(image), load_processor(target)
     generator, tokenizer = parts.load(target)
+    from specdec.evaluation.intervals import counted
     from specdec.show.tokens import colour_key, coloured_text
 
-    inputs = tokenizer(prompt, return_tensors="pt").to(parts.device)
+    if processor is None:
+        inputs = tokenizer(prompt, return_tensors="pt").to(parts.device)
+        inputs = {name: inputs.get(name) for name in ("input_ids", "attention_mask")}
+    else:
+        inputs = _pictured(processor, prompt, pictures, generator.target)
     options |= {"do_sample": sampling.temperature != 0, "neutral": True}
     options |= {"max_new_tokens": max_new_tokens, "trace": trace is not None}
-    result = generator.generate(inputs.input_ids, inputs.get("attention_mask"), **options)
-    print(coloured_text(tokenizer, prompt, result.steps[0], sys.stdout))
+    result = generator.generate(**inputs, **options)
+    if pictures:
+        for path, picture in zip(image, pictures, strict=True):
+            print(f"picture {printable(str(path))}, {picture.width} x {picture.height}")
+        print(f"a prompt of {counted(len(result.prompts[0]), 'token')}")
+    shown = prompt if processor is None else f"{prompt}\n"  # where a template puts more
+    print(coloured_text(tokenizer, shown, result.steps[0], sys.stdout))
     print("\n" + colour_key(sys.stdout))
     if result.seeds:
         print(f"seed {result.seeds[0]}")
     print(result.stats)
     if trace is not None:
-        getattr(result.trace.with_tokenizer(tokenizer), f"to_{trace.suffix[1:]}")(trace)
+        found = result.trace.with_tokenizer(tokenizer)
+        found = found.with_pictures([pictures]) if pictures else found
+        getattr(found, f"to_{trace.suffix[1:]}")(trace)
+
+
+def _pictured(processor: Any, prompt: str, pictures: list[Any], target: Any) -> dict[str, Any]:
+    """What the target's `generate` takes of a prompt with pictures."""
+    from specdec.evaluation.pictures import inputs_of, message
+
+    place = {"dtype": target.dtype, "device": target.device}
+    return inputs_of(processor, [message("user", prompt, pictures)], **place)
 
 
 def check_trace_file(path: Path) -> None:

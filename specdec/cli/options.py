@@ -81,6 +81,13 @@ def count(about: str) -> Any:
 Target = Annotated[str, Option(help="zoo, or a model's folder or Hugging Face id")]
 Prompt = Annotated[str, Option(parser=text, metavar="TEXT", help="- reads standard input")]
 Prompts = Annotated[list[str] | None, Option(parser=text, metavar="TEXT", help="repeatable; or -")]
+Images = Annotated[
+    list[Path] | None,
+    Option(
+        metavar="PATH",
+        help="picture before the prompt, in the chat template; repeatable; default: none",
+    ),
+]
 PromptFile = Annotated[Path | None, Option(help="file or folder; default: 16 of specdec's own")]
 Format = Annotated[Literal["text", "markdown", "latex", "json"], Option(help="of the output")]
 Temperature = Annotated[float, Option(metavar="T", help="0 is greedy")]

@@ -65,6 +65,7 @@ def plan(
     refuse(of_self, "belongs to --drafter self")
     from specdec.evaluation import own_prompts, read_prompts, sweep
     from specdec.evaluation.experts import experts_of
+    from specdec.evaluation.prompts import processor_for
     from specdec.generator import SpeculativeGenerator
     from specdec.loading import load_drafter, load_sampler, load_target
     from specdec.loop.lengths import lengths_to_measure
@@ -78,8 +79,9 @@ def plan(
         nodes, depth = parts.tree
         sizes = {n // depth * depth for n in lengths_to_measure(nodes)} | {nodes}
         drafts += [f"{n}x{depth}" for n in sorted(sizes) if n > depth]
-    model, tokenizer = load_target(target, dtype=parts.dtype, device=parts.device)
     records = own_prompts() if prompts is None else read_prompts(prompts)
+    reader = processor_for(target, records)
+    model, tokenizer = load_target(target, dtype=parts.dtype, device=parts.device)
     drafter = load_drafter(
         name, model, drafts[-1 if parts.tree is None else 0], tokenizer=tokenizer
     )
@@ -104,7 +106,7 @@ def plan(
     study = sweep(
         wrapped,
         records,
-        tokenizer=tokenizer,
+        tokenizer=reader or tokenizer,
         limit=limit,
         drafters=["none", name],
         drafts=drafts,
@@ -197,8 +199,10 @@ def plan_self(
 
     names = ("tree", "proposal", "draft_temperature", "target_weight")
     refuse({name: getattr(parts, name) for name in names}, "does not belong to --drafter self")
-    model, tokenizer = load_target(target, dtype=parts.dtype, device=parts.device)
     records = own_prompts() if prompts is None else read_prompts(prompts)
+    if any(prompt.images for prompt in records):
+        raise ValueError("--drafter self plans over texts; leave prompts with images out")
+    model, tokenizer = load_target(target, dtype=parts.dtype, device=parts.device)
     found = plan_draft_caches(
         Wrapped(model),
         [encode(prompt, [], tokenizer) for prompt in records],

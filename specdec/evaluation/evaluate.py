@@ -18,15 +18,16 @@ from typing import Any, TypeVar, Unpack
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from specdec import processes
 from specdec.arguments import check_choice, check_integer, shown
 from specdec.certificates import Sentinel
 from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.hf_generate import HFGenerate
+from specdec.evaluation.pictures import tokenizer_of
 from specdec.evaluation.plan import Plan, provenance, settings_of_run
-from specdec.evaluation.prompts import Prompt, as_prompts, encode
+from specdec.evaluation.prompts import Prompt, as_prompts, check_reader, read
 from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow, RunFile
 from specdec.generator import SpeculativeGenerator
 from specdec.request import GenerateOptions
@@ -42,7 +43,7 @@ def evaluate(
     prompts: Tensor | Iterable[str | Prompt | Sequence[int] | Mapping[str, Any]],
     attention_mask: Tensor | None = None,
     *,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | None = None,
     max_new_tokens: int = 64,
     temperature: float = 0.0,
     batch_size: int | None = None,
@@ -73,7 +74,8 @@ def evaluate(
             (`read_prompts` reads them from a file), or of what the target's processor returns for
             one prompt that is more. A `Prompt` of several turns is answered turn by turn.
         attention_mask: `[B, T]` or `None`, for ids in a tensor.
-        tokenizer: of the target; encodes texts, through its chat template where it has one.
+        tokenizer: of the target; encodes texts, through its chat template where it has one. Prompts
+            with pictures of files (`images`) need the target's processor in its place.
         max_new_tokens: of each turn.
         temperature: 0 is greedy, above 0 samples; `do_sample` may be passed if it says the same.
         batch_size: prompts generated together, those of one category only; `None` is all rows of a
@@ -149,7 +151,7 @@ class Run:
         generator: what is measured.
         prompts: all of them.
         plan: how they are continued.
-        tokenizer: of the target, for texts.
+        tokenizer: of the target, for texts; or its processor.
         team: the processes that share the batches.
         sentinel: sees every text that is generated here.
 
@@ -162,10 +164,11 @@ class Run:
         generator: SpeculativeGenerator,
         prompts: list[Prompt],
         plan: Plan,
-        tokenizer: PreTrainedTokenizerBase | None,
+        tokenizer: PreTrainedTokenizerBase | ProcessorMixin | None,
         team: processes.Team,
         sentinel: Sentinel | None = None,
     ):
+        check_reader(prompts, tokenizer)
         settings = settings_of_run(generator, prompts, tokenizer=tokenizer, **vars(plan))
         self.about, self.team = {"run": settings, **provenance()}, team
         self._generator, self._plan, self._tokenizer = generator, plan, tokenizer
@@ -304,22 +307,24 @@ def run_batch(
     index: int,
     rows: list[Row],
     plan: Plan,
-    tokenizer: PreTrainedTokenizerBase | None,
+    reader: PreTrainedTokenizerBase | ProcessorMixin | None,
     sentinel: Sentinel | None,
 ) -> EvaluatedBatch:
     """All turns of a batch."""
+    tokenizer = tokenizer_of(reader)
     replies: list[list[str]] = [[] for _ in rows]
     seconds, done = [], []
     for turn in range(len(rows[0].prompt.turns)):
-        encoded = [
-            encode(row.prompt, said, tokenizer, plan.chat_template_kwargs)
+        both = [
+            read(row.prompt, said, reader, plan.chat_template_kwargs, generator.target.dtype)
             for row, said in zip(rows, replies, strict=True)
         ]
+        encoded, more = zip(*both, strict=True)
         kept = [ids[-(plan.max_prompt_tokens or len(ids)) :] for ids in encoded]
         inputs = left_padded(kept, generator.target.device)
         options = plan.sampling([row.seed + turn * _TURN_SEEDS for row in rows], tokenizer)
-        if any(row.prompt.inputs is not None for row in rows):
-            options["row_inputs"] = _with_inputs(rows, kept, encoded, options)
+        if any(inputs is not None for inputs in more):
+            options["row_inputs"] = _with_inputs(rows, kept, encoded, more, options)
         generate = partial(
             generator.generate, *inputs, **options, max_new_tokens=plan.max_new_tokens
         )
@@ -353,16 +358,20 @@ def run_batch(
 
 
 def _with_inputs(
-    rows: list[Row], kept: list[list[int]], encoded: list[list[int]], options: Mapping[str, Any]
+    rows: list[Row],
+    kept: Sequence[list[int]],
+    encoded: Sequence[list[int]],
+    more: Sequence[Mapping[str, Any] | None],
+    options: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Row inputs of prompts of which some are more than ids."""
-    for row, own, ids in zip(rows, kept, encoded, strict=True):
-        if row.prompt.inputs is not None and len(own) < len(ids):
+    for row, own, ids, inputs in zip(rows, kept, encoded, more, strict=True):
+        if inputs is not None and len(own) < len(ids):
             raise ValueError(
                 f"prompt {row.prompt.id!r} is more than ids and longer than max_prompt_tokens, "
                 "which would cut it; leave max_prompt_tokens out"
             )
-    return {**(options.get("row_inputs") or {}), "prompt": [row.prompt.inputs for row in rows]}
+    return {**(options.get("row_inputs") or {}), "prompt": list(more)}
 
 
 def timed(run: Callable[[], T], device: torch.device) -> tuple[T, float]:

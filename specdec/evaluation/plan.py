@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
 from specdec.arguments import check_integer, check_number
+from specdec.evaluation.pictures import is_processor, tokenizer_of
 from specdec.evaluation.prompts import Prompt, as_prompts, template_reads
 from specdec.generator import SpeculativeGenerator
 from specdec.request.call import OUTPUTS, read_request
@@ -82,7 +83,7 @@ def settings_of_run(
     generator: SpeculativeGenerator,
     prompts: Iterable[str | Prompt | Sequence[int]],
     *,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | None = None,
     **plan: Any,
 ) -> dict[str, Any]:
     """What `evaluate` would save about a run as `about["run"]`, but for its shard: two runs with
@@ -114,7 +115,9 @@ def settings_of_run(
         for name, value in sorted((prompt.inputs or {}).items()):
             shown = value.tolist() if isinstance(value, torch.Tensor) else repr(value)
             digest.update(json.dumps([name, shown]).encode() + b"\n")
-    options = {**plan.sampling([0], tokenizer), "max_new_tokens": plan.max_new_tokens}
+        for path in prompt.images:
+            digest.update(hashlib.sha256(Path(path).read_bytes()).digest())
+    options = {**plan.sampling([0], tokenizer_of(tokenizer)), "max_new_tokens": plan.max_new_tokens}
     prompt = torch.zeros(1, 1, dtype=torch.long, device=generator.target.device)
     sampling = read_request(generator.target, prompt, torch.ones_like(prompt), options).sampling
     return {
@@ -165,17 +168,28 @@ def _name_of(config: PreTrainedConfig) -> str:
     return "zoo" if path.parent == Path(__file__).parents[1] / "zoo" / "weights" else path.name
 
 
-def _described(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any] | None:
-    """What decides how texts become ids."""
+def _described(
+    reader: PreTrainedTokenizerBase | ProcessorMixin | None,
+) -> dict[str, Any] | None:
+    """What decides how texts, and pictures, become ids."""
+    tokenizer = tokenizer_of(reader)
     if tokenizer is None:
         return None
     template = getattr(tokenizer, "chat_template", None)
-    return {
+    described = {
         "class": type(tokenizer).__name__,
         "name": Path(getattr(tokenizer, "name_or_path", "") or "").name,
         "tokens": len(tokenizer),
-        "chat_template": template and hashlib.sha256(repr(template).encode()).hexdigest()[:16],
+        "chat_template": template and _digest(repr(template)),
     }
+    if is_processor(reader):
+        described |= {"processor": type(reader).__name__}
+        described |= {"processor_settings": _digest(reader.to_json_string())}
+    return described
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _git_revision() -> str | None:

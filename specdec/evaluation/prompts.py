@@ -13,9 +13,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from specdec.arguments import shown
+from specdec.evaluation.pictures import (
+    inputs_of,
+    is_processor,
+    load_processor,
+    message,
+    open_pictures,
+    tokenizer_of,
+)
 from specdec.jsonl import read_lines
 from specdec.request.given import ids_of
 from specdec.show.table import need
@@ -37,12 +45,15 @@ class Prompt:
         category: of the set's table; may be empty.
         inputs: of a prompt of one turn that is more than ids, what the target's processor returns
             for it.
+        images: paths of pictures, which stand before the text of the first turn. The target's
+            processor reads them when the prompt is answered.
     """
 
     id: str
     turns: tuple[str | Any, ...]  # `Any` is ids: of prompts of texts no type checker asks
     category: str = ""
     inputs: Mapping[str, Any] | None = None
+    images: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, id: str, inputs: Mapping[str, Any], category: str = "") -> Prompt:
@@ -59,6 +70,11 @@ class Prompt:
                 )
         if isinstance(self.turns, str) or not self.turns:
             raise ValueError(f"prompt {self.id!r} needs a tuple of turns, got {self.turns!r}")
+        if isinstance(self.images, str) or (self.images and not isinstance(self.turns[0], str)):
+            raise ValueError(
+                f"prompt {self.id!r}: images must be a tuple of paths, beside turns that are "
+                "texts; Prompt.of(id, inputs) takes what a processor has made of them"
+            )
 
 
 class _Form(NamedTuple):
@@ -120,6 +136,10 @@ def read_prompts(path: str | Path, *, worded: bool = False) -> list[Prompt]:
     Without a category of its own a prompt is of the category that its form names, `humaneval` or
     `gsm8k` for instance, else of none. Without an id of its own it is numbered by its line.
 
+    Beside these, `images` is a list of paths of pictures, seen from the file's folder. They stand
+    before the text of the first turn. The content of `messages` may also be parts, as chat
+    templates take them: `{"type": "image"}` for each of the pictures, then the text.
+
     Args:
         path: of the file or folder.
         worded: puts the instructions of the benchmarks of DFlash, DDTree and DSpark around
@@ -127,8 +147,8 @@ def read_prompts(path: str | Path, *, worded: bool = False) -> list[Prompt]:
 
     Raises:
         FileNotFoundError: there is no such file, or no such file in the folder.
-        ValueError: an entry of another form, an empty prompt, a prompt of SPEED-Bench that its
-            `prepare_data.py` has to fetch, or an id that two prompts share.
+        ValueError: an entry of another form, an empty prompt, a missing picture, a prompt of
+            SPEED-Bench that its `prepare_data.py` has to fetch, or an id that two prompts share.
 
     Example:
         >>> prompts = own_prompts()
@@ -149,7 +169,7 @@ def read_prompts(path: str | Path, *, worded: bool = False) -> list[Prompt]:
         before = last
         for number, entry in _entries(file):
             last = before + number
-            prompts.append(_prompt_of(entry, last, f"{file}, line {number}", worded))
+            prompts.append(_prompt_of(entry, last, file, f"{file}, line {number}", worded))
     return as_prompts(prompts)
 
 
@@ -238,6 +258,44 @@ def encode(
     return tokenizer(turns[0] + text, verbose=False).input_ids
 
 
+def read(
+    prompt: Prompt,
+    replies: Sequence[str],
+    reader: PreTrainedTokenizerBase | ProcessorMixin | None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[list[int], Mapping[str, Any] | None]:
+    """Ids of the turn after so many replies, as `encode`; and all that the target reads of it where
+    it is more: its own inputs, or what a processor makes of its pictures, with pixels of a `dtype`.
+    """
+    check_reader([prompt], reader)
+    if not is_processor(reader) or not isinstance(prompt.turns[0], str):
+        return encode(prompt, replies, tokenizer_of(reader), chat_template_kwargs), prompt.inputs
+    messages = []
+    for turn, reply in zip_longest(prompt.turns[: len(replies) + 1], replies):
+        pictures = [] if messages else open_pictures(prompt.images)
+        messages.append(message("user", turn, pictures))
+        messages.append(message("assistant", reply or ""))
+    inputs = inputs_of(reader, messages[:-1], dtype=dtype, **(chat_template_kwargs or {}))
+    is_more = bool(prompt.images) or "token_type_ids" in inputs  # which some models need
+    return ids_of(inputs), inputs if is_more else None
+
+
+def check_reader(prompts: Iterable[Prompt], reader: Any) -> None:
+    """Raises `ValueError` for prompts with pictures where there is no processor."""
+    for prompt in prompts:
+        if prompt.images and not is_processor(reader):
+            raise ValueError(
+                f"prompt {prompt.id!r} has pictures, which the target's processor reads; pass "
+                f"tokenizer=AutoProcessor.from_pretrained(path_or_id), got {shown(reader)}"
+            )
+
+
+def processor_for(target: str, prompts: Iterable[Prompt]) -> ProcessorMixin | None:
+    """The processor of a target that is a name, where one of the prompts has pictures."""
+    return load_processor(target) if any(prompt.images for prompt in prompts) else None
+
+
 def template_reads(tokenizer: PreTrainedTokenizerBase | None, name: str) -> bool:
     """Whether the tokenizer has a chat template that reads a variable; HF ignores others."""
     template = str(getattr(tokenizer, "chat_template", None) or "")
@@ -261,14 +319,16 @@ def _entries(path: Path) -> Iterable[tuple[int, Any]]:
     return enumerate(found, start=1)
 
 
-def _prompt_of(entry: Any, number: int, place: str, worded: bool) -> Prompt:
+def _prompt_of(entry: Any, number: int, file: Path, place: str, worded: bool) -> Prompt:
     fields = entry if isinstance(entry, dict) else {}
     form = next((f for f in _FORMS if all(fields.get(n) is not None for n in f.fields)), None)
     turns = _turns_of(fields, form, worded) if form else []
+    has_parts = form is not None and form.fields == ("messages",) and "image" in str(fields)
     if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise ValueError(
             f"{place} must be an object with 'turns' (a list of texts), 'prompt', 'question', "
-            "'problem', 'text' or another field that read_prompts names, none of them empty, got "
+            "'problem', 'text' or another field that read_prompts names, none of them empty"
+            f"{', pictures before the text of the first message' if has_parts else ''}, got "
             f"{shown(entry)}"
         )
     if any(_PLACEHOLDER in turn for turn in turns):
@@ -277,7 +337,48 @@ def _prompt_of(entry: Any, number: int, place: str, worded: bool) -> Prompt:
             "NVIDIA/Model-Optimizer, examples/specdec_bench, and pass the file that it writes"
         )
     own = next((fields[name] for name in _IDS if fields.get(name) is not None), number)
-    return Prompt(str(own), tuple(turns), str(fields.get("category") or form.category))
+    images = _images_of(fields, file.parent, place)
+    category = str(fields.get("category") or form.category)
+    return Prompt(str(own), tuple(turns), category, images=images)
+
+
+def _images_of(fields: dict, folder: Path, place: str) -> tuple[str, ...]:
+    """Paths of an entry's pictures."""
+    given = fields.get("images")
+    given = [] if given is None else given
+    if not isinstance(given, list) or not all(isinstance(path, str) and path for path in given):
+        raise ValueError(
+            f"{place}: images must be a list of paths, seen from {folder}, got {shown(given)}"
+        )
+    paths = [str(folder / Path(path).expanduser()) for path in given]
+    for path in paths:
+        if not Path(path).is_file():
+            raise ValueError(f"{place}: there is no picture {path}")
+    asked = sum(map(_num_pictures, fields.get("messages") or []))
+    if asked and asked != len(paths):
+        raise ValueError(
+            f"{place}: the messages have {asked} parts of type image, and images has {len(paths)} "
+            "paths"
+        )
+    return tuple(paths)
+
+
+def _num_pictures(message: Any) -> int:
+    """Parts of a message that stand for pictures."""
+    content = message.get("content") if isinstance(message, dict) else None
+    parts = content if isinstance(content, list) else []
+    return sum(isinstance(part, dict) and part.get("type") == "image" for part in parts)
+
+
+def _text_of(content: Any, *, is_first: bool) -> Any:
+    """The text of a message's parts: pictures, in the first message alone, and then one text.
+    Everything else stays, and is refused as no text.
+    """
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        return content
+    kinds = [part.get("type") for part in content]
+    is_known = kinds == ["image"] * (len(kinds) - 1) + ["text"]
+    return content[-1].get("text") if is_known and (is_first or len(kinds) == 1) else None
 
 
 def _turns_of(entry: dict, form: _Form, worded: bool) -> list:
@@ -286,7 +387,10 @@ def _turns_of(entry: dict, form: _Form, worded: bool) -> list:
     if field == "messages":
         own = held if isinstance(held, list) and all(isinstance(m, dict) for m in held) else []
         return [
-            message.get("content") if message.get("role") == "user" else None for message in own
+            _text_of(message.get("content"), is_first=number == 0)
+            if message.get("role") == "user"
+            else None
+            for number, message in enumerate(own)
         ]
     if field == "turns" or isinstance(held, list):
         return held if isinstance(held, list) and field in ("turns", "prompt") else []

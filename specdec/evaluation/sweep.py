@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from specdec import processes
 from specdec.arguments import check_choice, check_folder, check_integer, shown
@@ -24,9 +24,10 @@ from specdec.drafters import Drafter, NoDrafter
 from specdec.evaluation.cells import CHOICES, DRAWING, Cell, StudyFolder, file_of, without_idle
 from specdec.evaluation.evaluate import Run, batches_of, measure, progress_bar
 from specdec.evaluation.hf_generate import HFGenerate
+from specdec.evaluation.pictures import tokenizer_of
 from specdec.evaluation.plan import Plan
 from specdec.evaluation.positions import with_draft_length
-from specdec.evaluation.prompts import Prompt, as_prompts, own_prompts, read_prompts
+from specdec.evaluation.prompts import Prompt, as_prompts, own_prompts, processor_for, read_prompts
 from specdec.evaluation.study import Study
 from specdec.generator import SpeculativeGenerator
 from specdec.hf import FILTERS
@@ -51,7 +52,7 @@ def sweep(
     samplers: Iterable[str | Sampler] | Mapping[str, Any] = ("auto",),
     temperatures: Iterable[float] = (0.0,),
     vary: Mapping[str, Iterable[Any]] | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | None = None,
     dtype: str | torch.dtype = "auto",
     device: str = "cpu",
     limit: int | None = None,
@@ -83,7 +84,7 @@ def sweep(
         vary: further options, each with the values that it takes: of `evaluate` or `generate`,
             `{"top_p": [0.9, 1.0], "batch_size": [1, 8]}`; of drafters `"proposal"` (`"sample"`,
             `"argmax"`) and `"draft_temperature"`, for those that can be made with each.
-        tokenizer: of a target that is a model.
+        tokenizer: of a target that is a model; for prompts with pictures of files its processor.
         dtype, device: of a target that is a name. Each of several processes takes its own GPU.
         limit: so many first prompts.
         timed: cells with the same batches take turns on each batch, so that their times compare.
@@ -120,16 +121,17 @@ def sweep(
     _refuse_early(cells, drafters, samplers)
     if output is not None:
         check_folder("output", output)
-    if isinstance(target, str):
-        place = processes.local_device(device) if share else device
-        target, tokenizer = load_target(target, dtype=dtype, device=place)
-    target = target if isinstance(target, Target) else Target(target)
     if prompts is None or isinstance(prompts, str | Path):
         prompts = own_prompts() if prompts is None else read_prompts(prompts)
+    prompts = as_prompts(prompts)[:limit]
+    if isinstance(target, str):
+        place = processes.local_device(device) if share else device
+        reader = processor_for(target, prompts)  # refused before weights are loaded
+        target, tokenizer = load_target(target, dtype=dtype, device=place)
+        tokenizer = reader or tokenizer
+    target = target if isinstance(target, Target) else Target(target)
     team = processes.team(target.model) if share else processes.Team()
-    bench = _Bench(
-        target, as_prompts(prompts)[:limit], tokenizer, drafters, samplers, options, team
-    )
+    bench = _Bench(target, prompts, tokenizer, drafters, samplers, options, team)
     cells = [bench.resolved(cell) for cell in cells]
     files, rules = [], {}
     for cell, rule in zip(cells, map(bench.rule, cells), strict=True):
@@ -236,7 +238,7 @@ class _Bench:
         self,
         target: Target,
         prompts: list[Prompt],
-        tokenizer: PreTrainedTokenizerBase | None,
+        tokenizer: PreTrainedTokenizerBase | ProcessorMixin | None,
         drafters: Mapping[str, Any],
         samplers: Mapping[str, Sampler],
         options: Mapping[str, Any],
@@ -309,7 +311,7 @@ class _Bench:
             return _resized(name, given, draft)
         if given is None or given == "none":
             return NoDrafter()
-        options = {**_size(draft), **drawing, "tokenizer": self._tokenizer}
+        options = {**_size(draft), **drawing, "tokenizer": tokenizer_of(self._tokenizer)}
         return load_drafter(given, self._target, **options)
 
     def _takes(self, cell: Cell) -> bool:

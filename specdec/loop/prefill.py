@@ -62,6 +62,9 @@ def prefill_inputs(parts: Parts, state: StepState, request: Request, chunk_size:
         parts, state: as of `prefill_chunk`.
         request: the call, with `prompt_inputs`.
         chunk_size: the most tokens of a chunk, but where tokens see later ones.
+
+    Raises:
+        OutOfMemoryError: as torch's own, and what it was that could not be read in chunks.
     """
     rows, drafters = state.signature.batch_size, None
     chunks = request.prompt_inputs.filled_to(rows).chunks(chunk_size)
@@ -76,7 +79,12 @@ def prefill_inputs(parts: Parts, state: StepState, request: Request, chunk_size:
         own = drafters and PromptChunk(drafters, chunk.start, size + 1)
         prefill_chunk(parts, state, size, prompt=chunk, of_drafter=own)
 
-    prefill(state, [chunk.size for chunk in chunks], run_chunk)
+    try:
+        prefill(state, [chunk.size for chunk in chunks], run_chunk)
+    except torch.OutOfMemoryError as error:
+        if note := request.prompt_inputs.uncut_note:
+            raise torch.OutOfMemoryError(f"{error}; {note}") from error
+        raise
 
 
 def prefill_chunk(

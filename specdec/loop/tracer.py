@@ -85,7 +85,9 @@ class StepTracer:
         }
         # A step that was issued ahead of the last token was never read: no row has a part in it.
         times = self._step_times()[: self._num_added]
-        return Trace(self._steps, self._numbers, times, request.prompts, about)
+        trace = Trace(self._steps, self._numbers, times, request.prompts, about)
+        more = request.prompt_inputs
+        return trace if more is None else replace(trace, placeholders=more.placeholders)
 
     def _step_times(self) -> list[StepTimes]:
         """Of all steps; waits for the device."""

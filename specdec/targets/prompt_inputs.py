@@ -70,6 +70,18 @@ class PromptInputs:
         return frozenset(masks | positions | self.arguments.keys() | self.marked.keys())
 
     @property
+    def placeholders(self) -> list[list[tuple[int, int]]]:
+        """Of each row the runs of tokens, first and end, whose embeddings are not those of their
+        ids: pictures, sound, or embeddings that the call brought. Waits for the device.
+        """
+        if self.is_given is None:
+            return [[] for _ in self.lengths]
+        given = self._real(self.is_given).cpu().long()
+        steps = F.pad(given, (1, 1)).diff(dim=1)  # [B, T + 1]
+        edges = [[(row == sign).nonzero()[:, 0].tolist() for sign in (1, -1)] for row in steps]
+        return [[*zip(firsts, ends, strict=True)] for firsts, ends in edges]
+
+    @property
     def _seen(self) -> dict[str, Tensor]:
         return {kind: seen for kind, seen in self.visible.items() if seen is not None}
 
@@ -111,6 +123,35 @@ class PromptInputs:
         if self.is_causal:
             return max(1, self.num_read // 2)
         return int((~self._borders).long().argmax()) + 1
+
+    @cached_property
+    def uncut(self) -> tuple[int, int]:
+        """Tokens of the longest chunk that cannot be cut, since some of it see later ones of it,
+        and bytes that its masks take: an additive one of its tokens by all slots of the prompts,
+        and what the prompts keep, a bool for every two tokens; of all rows and kinds of layers.
+        (0, 0) where no token sees a later one.
+        """
+        if self.is_causal:
+            return 0, 0
+        ends = self._borders.nonzero()[:, 0]
+        size = int(ends.diff(prepend=ends.new_tensor([-1])).max())
+        kept = sum(seen.numel() for seen in self._seen.values())
+        width, dtype = max(self.lengths), self.arguments["inputs_embeds"].dtype
+        added = len(self._seen) * len(self.lengths) * size * width * dtype.itemsize
+        return size, added + kept
+
+    @property
+    def uncut_note(self) -> str:
+        """The same in a sentence; empty where every chunk can be cut."""
+        size, num_bytes = self.uncut
+        if not size:
+            return ""
+        return (
+            f"prompts whose tokens see later ones: {size} tokens were read in one chunk, whatever "
+            f"prefill_chunk_size is, and their masks took {num_bytes / 2**20:.1f} MiB for "
+            f"{len(self.lengths)} x {max(self.lengths)} tokens; fewer rows, or smaller pictures, "
+            "take less"
+        )
 
     def chunk_sizes(self, chunk_size: int) -> list[int]:
         """Sizes of the chunks that the prompts are read in: at most so many tokens where no token

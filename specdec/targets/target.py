@@ -111,6 +111,7 @@ class SlotModel:
         self._dtype = model.dtype
         self.route: Route = route
         self._tried_prompts: set[tuple[frozenset[str], frozenset[str]]] = set()  # by kinds
+        self._uncut = 0, ""  # bytes and note of the prompts that took the most
         vars(self).pop("_prompt_views", None)
         if vars(self).pop("_views", None):
             _ = self._views
@@ -152,9 +153,11 @@ class SlotModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was chosen for this model, and why, where there was a choice; and what edits it."""
+        """What was chosen for this model, and why, where there was a choice; what edits it; and
+        what the largest prompts took that could not be read in chunks.
+        """
         own = (f"edited by {', '.join(map(name_of, self.edits))}",) if self.edits else ()
-        return (*self.route.notes.values(), *own)
+        return (*self.route.notes.values(), *own, *filter(None, [self._uncut[1]]))
 
     def __getstate__(self) -> dict:
         left_out = "_views", "_prompt_views", "_surface", "hooks"
@@ -494,6 +497,7 @@ class Target(SlotModel):
                 vars(plain).pop(name, None)
             compare_prompts(plain, prompts, recording)
             tried.add((kind, prompts.kind))
+        self._uncut = max(self._uncut, (prompts.uncut[1], prompts.uncut_note))
         return prompts
 
     def _read_prompts(

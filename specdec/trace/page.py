@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import astuple
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +57,53 @@ def _row(
     row = records[0]["row"]
     ids = [*trace.prompts[row], *(t for step in trace[row][: steps.start] for t in step.new_tokens)]
     tokens = [record["new_token"] for record in records if record["new_token"] is not None]
+    pictures = trace.pictures[row] if trace.pictures else ()
+    folds = _folds(trace.placeholders[row] if trace.placeholders else ())
     return {
         "row": row,
-        "prompt": f"{ids} " if tokenizer is None else visible(tokenizer.decode(ids)),
+        "prompt": _prompt(ids, folds, len(pictures), tokenizer),
+        "pictures": [_inline(picture) for picture in pictures],
         "pieces": [(visible(text), at) for text, at in pieces(tokenizer, tokens)],
         "records": [[record[name] for name in columns] for record in records],
     }
+
+
+def _folds(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Runs of placeholders, those together that one token parts: an end of a picture's row."""
+    folds: list[tuple[int, int]] = []
+    for first, end in runs:
+        if folds and first - folds[-1][1] <= 1:
+            first = folds.pop()[0]
+        folds.append((first, end))
+    return folds
+
+
+def _prompt(
+    ids: list[int], folds: list[tuple[int, int]], num_pictures: int, tokenizer: Any
+) -> list[str | dict[str, str]]:
+    """A prompt in parts: its text, and a mark for each run of placeholders."""
+
+    def text(some: list[int]) -> str:
+        return "".join(f"{i} " for i in some) if tokenizer is None else tokenizer.decode(some)
+
+    parts: list[str | dict[str, str]] = []
+    last, is_known = 0, num_pictures == len(folds)
+    for number, (first, end) in enumerate(folds, start=1):
+        what = f"picture {number}" if is_known else "a picture" if num_pictures else "no text"
+        parts += [visible(text(ids[last:first])), {"fold": f"{what}, {end - first} tokens"}]
+        last = end
+    return [part for part in [*parts, visible(text(ids[last:]))] if part]
+
+
+_MOST_PIXELS = 320
+"""Of the longer side of a picture on a page."""
+
+
+def _inline(picture: Any) -> dict[str, str]:
+    """A small copy of a picture, as a page holds it, and the size that it had."""
+    small = picture.convert("RGB")
+    small.thumbnail((_MOST_PIXELS, _MOST_PIXELS))
+    small.save(file := BytesIO(), "JPEG", quality=85)
+    data = b64encode(file.getvalue()).decode()
+    size = f"{picture.width} x {picture.height}"
+    return {"data": f"data:image/jpeg;base64,{data}", "size": size}

@@ -116,6 +116,9 @@ class Trace(Sequence):
         about: how the text was generated: names of target, drafter and sampler, K, device, dtype,
             seeds, and what tokens were drawn from (a `specdec.request.Sampling`, as a dictionary).
         tokenizer: decodes the tokens where the trace is shown; not saved.
+        placeholders: of each row's prompt the runs of tokens, first and end, that stand for
+            pictures, sound or embeddings; empty where all prompts are text.
+        pictures: of each row, as pages show them; not saved.
 
     Example:
         >>> from specdec import SpeculativeGenerator, zoo
@@ -135,6 +138,8 @@ class Trace(Sequence):
     prompts: list[list[int]]
     about: dict[str, Any] = field(default_factory=dict)
     tokenizer: Any = None
+    placeholders: list[list[tuple[int, int]]] = field(default_factory=list)
+    pictures: Sequence[Sequence[Any]] = ()
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -149,6 +154,22 @@ class Trace(Sequence):
             tokenizer: of the target.
         """
         return dataclasses.replace(self, tokenizer=tokenizer)
+
+    def with_pictures(self, pictures: Sequence[Sequence[Any]]) -> Self:
+        """The same trace, whose page shows the pictures of the prompts beside the text.
+
+        Args:
+            pictures: for each row those of its prompt, in order, as `PIL.Image`; none for text.
+
+        Raises:
+            ValueError: another number of rows.
+        """
+        if len(pictures) != len(self):
+            raise ValueError(
+                f"pictures has {len(pictures)} lists for the {len(self)} rows of the trace; pass "
+                "one for each, an empty one for text"
+            )
+        return dataclasses.replace(self, pictures=pictures)
 
     def to_records(self) -> list[dict]:
         """One record per row, step and draft token, in this order, and one of a bonus token.
@@ -228,6 +249,8 @@ class Trace(Sequence):
         times = [dataclasses.astuple(taken) for taken in self.times]
         header = {"format": _FORMAT, "about": self.about, "prompts": self.prompts, "times": times}
         header["steps"] = [len(row) for row in self.steps]
+        if any(self.placeholders):
+            header["placeholders"] = self.placeholders
         with replacing(path) as file:
             file.write(json.dumps(header).encode() + b"\n")
             for row, step, numbers in self._each_step():
@@ -251,7 +274,11 @@ class Trace(Sequence):
             times = [StepTimes(*taken) for taken in header["times"]]
             prompts, counts = header["prompts"], list(header["steps"])
             about, steps = dict(header["about"]), [[] for _ in prompts]
-            whole = cls(steps, [[] for _ in prompts], times, prompts, about)
+            runs = [[(int(a), int(b)) for a, b in row] for row in header.get("placeholders", [])]
+            numbers = [[] for _ in prompts]
+            whole = cls(steps, numbers, times, prompts, about, placeholders=runs)
+            if runs and len(runs) != len(prompts):
+                raise ValueError("expected placeholders of each row")
             if len(counts) != len(prompts) or not all(prompts):
                 raise ValueError("expected a prompt, and a number of steps, of each row")
         for number, line in lines:
@@ -284,7 +311,9 @@ class Trace(Sequence):
         steps: range | None = None,
     ) -> None:
         """Writes one page for a browser, which needs no network: the text, each token in the colour
-        of its origin (draft position, recovered, bonus), with its numbers under the pointer.
+        of its origin (draft position, recovered, bonus), with its numbers under the pointer. The
+        tokens of a picture in a prompt are one mark; the picture stands above the text, where
+        `with_pictures` has brought it.
 
         Args:
             path: of the page.

@@ -76,9 +76,10 @@ def test_rows_and_steps_are_chosen(traces, page):
     (row,) = page(trace, tokenizer=TOKENIZER, rows=[1], steps=range(2, 5))[1]["rows"]
     assert (row["row"], {line[0] for line in row["records"]}) == (1, {2, 3, 4})
     before = [token for step in trace[1][:2] for token in step.new_tokens]
-    assert row["prompt"] == TOKENIZER.decode(trace.prompts[1] + before)
+    assert row["prompt"] == [TOKENIZER.decode(trace.prompts[1] + before)]
     ids = page(trace)[1]
-    assert (ids["texts"], ids["rows"][0]["prompt"]) == (None, f"{trace.prompts[0]} ")
+    shown = "".join(f"{token} " for token in trace.prompts[0])
+    assert (ids["texts"], ids["rows"][0]["prompt"]) == (None, [shown])
     assert page(Trace([], [], [], []))[1]["rows"] == []
 
 
@@ -151,7 +152,9 @@ def check_panel(browser, record: dict, step: list[dict]) -> None:
     names, values, cells = (browser.run(texts.format(tag)) for tag in ("dt", "dd", "td"))
     facts = {label: record[name] for label, name in FACTS.items() if record[name] is not None}
     assert dict(zip(names, map(float, values), strict=True)) == pytest.approx(facts, rel=1e-3)
-    assert len(facts) == (2 if record["verdict"] == "bonus" else 5)
+    raw = ("new_raw_target_prob", "raw_draft_prob")
+    num_raw = sum(record[name] is not None for name in raw)
+    assert len(facts) == (2 if record["verdict"] == "bonus" else 5) + num_raw
     drafted = [one for one in step if one["verdict"] != "bonus"]
     if any(one["parent"] != i - 1 for i, one in enumerate(drafted)):  # a tree
         drafted = [one for one in drafted if one["parent"] == record["parent"]]
