@@ -291,6 +291,23 @@ def test_rows_of_a_batch_draft_as_each_alone():
             assert [step.draft_tokens for step in batch.trace[row]] == theirs
 
 
+@pytest.mark.parametrize("options", [{}, {"num_draft_tokens": TREE.nodes, "tree": TREE}], ids=str)
+def test_replayed_steps_are_the_eager_ones(options):
+    """`check` compares them; the storage of one call is that of the next, with other pictures."""
+    model = build("qwen3_vl")
+    flags = WIDE | HEADS["interleaved, hidden"]
+    drafter = EagleDrafter(informed(model, head_for(model, **flags)), model, **options)
+    replayed = SpeculativeGenerator(model, drafter, graphs=True, prefill_chunk_size=4)
+    for rows in (ROWS, OTHERS):
+        batch = prompts("qwen3_vl", rows)
+        result = replayed.generate(**batch, max_new_tokens=16, check=True)
+        eager = SpeculativeGenerator(model, drafter, graphs=False, prefill_chunk_size=4)
+        again = eager.generate(**batch, max_new_tokens=16)
+        assert result.texts == again.texts
+        assert result.stats.steps == again.stats.steps
+        assert result.stats.acceptance_rate == again.stats.acceptance_rate > 0
+
+
 def examples(family="qwen3_vl", count=4, length=6):
     made = []
     for index in range(count):
