@@ -173,8 +173,8 @@ def _read_rope(fields: ConfigFields) -> dict:
     if kind == "mrope":
         kind = "default"
         fields.notes.append(
-            "rope type mrope is the default one on text, whose tokens have one position; those of "
-            "pictures have three"
+            "rope type mrope is the default one on text, whose tokens have one position; others "
+            "have three"
         )
     known = ROPE_KEYS.keys() & {"default", *ROPE_INIT_FUNCTIONS}
     if not isinstance(kind, str) or kind not in known:

@@ -32,7 +32,7 @@ from specdec.types import Context
 class HeadState:
     """The head's keys and values, row t of a text in slot t, and `[S + 1, 2 D]` angles of the
     layers' `rotary_table`, both `None` for a head without decoder layers; for a drafter of trees,
-    how they grow; of a head that reads pictures otherwise than text, where their rows are.
+    how they grow; of a head whose rows are elsewhere than their slots say, where.
     """
 
     cache: SlotCache | None

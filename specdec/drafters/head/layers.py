@@ -65,7 +65,7 @@ class LayerConfig:
         rms_norm_eps: of all norms of the head.
         hidden_act: HF's name of the MLP's activation.
         rope: HF's `rope_parameters`, with `rope_type` and `rope_theta`; with `mrope_section` and
-            `mrope_interleaved` where tokens of pictures have positions of three axes.
+            `mrope_interleaved` where tokens have positions of three axes, see `axes_of`.
         max_position_embeddings: the length that rope scalings refer to; it limits nothing.
         windows: the sliding window of each layer, in positions: a query at position q sees those
             after q - window. `None` for a layer that sees all; `()` for all of them.

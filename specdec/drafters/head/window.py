@@ -34,8 +34,8 @@ class ContextRows:
         next_slots: `[B]` int64, the slot after each row's last real one.
         padding_slot: the padding slot.
         positions: `[B, N]`, or `[3, B, N]` of three axes, int64: rotary positions of the rows of a
-            prompt with pictures, where the head does not take slots for them.
-        ahead: `[B]` int64, rotary positions of all other rows, less their slots; `None` for none.
+            prompt that is more than ids, where these are not its slots.
+        ahead: `[B]` int64, rotary positions of all other rows, less their slots; `None` for 0.
     """
 
     tokens: Tensor
