@@ -42,7 +42,8 @@ _SPECULATORS_LAYER = _HF_LAYER | {
     "layer.has_qk_norm": rules.has_qk_norm,
     "layer.windows": WINDOWS,
 }
-# No producer has it: all show their heads what they show their targets.
+# No producer has it: SpecForge (core/eagle3.py until August 2026) and AngelSlim
+# (train/trainer/eagle3_trainer.py) embed the ids of placeholders, at the target's three positions.
 SEES_PICTURES = Key("sees_pictures", True, is_written=lambda config: not config.sees_pictures)
 _EAGLE_TABLES = {
     "has_embed_tokens": lambda r: r.is_other_width or EMBEDDINGS in r.tensors,
