@@ -42,7 +42,7 @@ _SPECULATORS_LAYER = _HF_LAYER | {
     "layer.has_qk_norm": rules.has_qk_norm,
     "layer.windows": WINDOWS,
 }
-# No producer has it: SpecForge (core/eagle3.py until August 2026) and AngelSlim
+# No producer has it: SpecForge (core/eagle3.py until July 2026, 1e759089) and AngelSlim
 # (train/trainer/eagle3_trainer.py) embed the ids of placeholders, at the target's three positions.
 SEES_PICTURES = Key("sees_pictures", True, is_written=lambda config: not config.sees_pictures)
 _EAGLE_TABLES = {
