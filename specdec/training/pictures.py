@@ -196,7 +196,7 @@ class AnswerTeacher(Teacher):
         seen = order[is_seen]
         before = torch.cat([seen[1:] - 1, seen[-1:]])
         is_learned = (seen >= example.num_prompt - 1) & (seen < len(order) - 1)
-        known = ids[0].clamp(max=logits.shape[-1] - 1)  # placeholders may lie beyond
+        known = ids[0].masked_fill(ids[0] >= logits.shape[-1], 0)  # placeholders, as in generation
         return _Read(known[seen], features[before], positions[before], logits[seen], is_learned)
 
 

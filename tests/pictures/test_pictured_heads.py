@@ -4,6 +4,7 @@ pictures, and training by what drafting will read.
 Oracles: HF's rotary modules and forwards, and heads recomputed without a cache.
 """
 
+import copy
 from dataclasses import replace
 
 import eagle_reference
@@ -249,6 +250,22 @@ def test_training_reads_what_drafting_reads(family, head):
     torch.testing.assert_close(learned, brought[: count - 1][is_seen], rtol=1e-4, atol=1e-4)
     whole = model(**example.inputs).logits[0, count - 1 : -1]
     torch.testing.assert_close(text.logits[text.is_learned], whole, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_placeholders_beyond_the_vocabulary_are_the_same_token_in_training():
+    model, beyond = copy.deepcopy(build("gemma3")), 120
+    model.config.image_token_id = model.model.config.image_token_id = beyond
+    inputs = of_row("gemma3", ROWS, 0)
+    inputs["input_ids"] = inputs["input_ids"].where(inputs["input_ids"] != IMAGE, beyond)
+    drafter = drafter_of(model, "plain", Noting)
+    logits, drafted = first_draft(model, drafter, inputs)
+    objective = AnswerTimeTest(drafter, model, num_steps=3)
+    texts = objective.texts([answered(inputs, drafted)])
+    place = inputs["input_ids"].shape[1] - 2
+    outs = objective.unroll_texts(texts)
+    ours = torch.stack([drafter.logits(out)[0, place] for out in outs])
+    torch.testing.assert_close(ours, logits, rtol=1e-4, atol=1e-4)
 
 
 def answered(inputs, new_tokens):
