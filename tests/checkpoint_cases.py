@@ -174,7 +174,6 @@ EAGLE_CASES = [
         SPECFORGE,
         rope=rope(1e6, rope_type="llama3", **LLAMA3),
     ),
-    case(specforge(rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]}), SPECFORGE),
     case(speculators(), SPECULATORS),
     case(speculators(kind="qwen3"), SPECULATORS, has_qk_norm=True, max_position_embeddings=32768),
     case(speculators(ids=(0, 3, 7)), SPECULATORS, feature_layers=(0, 3, 7)),

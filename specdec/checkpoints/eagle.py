@@ -37,6 +37,7 @@ EAGLE = Family(
         "layer": (),
         "norm_before_residual": (True, False),
         "feedback_norm": (True, False),
+        "sees_pictures": (True, False),
     },
     config=EagleConfig,
 )
@@ -47,5 +48,5 @@ The options are what a caller may know better than a checkpoint's configuration 
 the producer usually means. `feature_layers`: the hidden states themselves (or `"final"`).
 `rope_theta`: base of the rotary embedding. `layer`: a dict of fields of `LayerConfig` (`rope`,
 `windows`, ...).
-`norm_before_residual` and `feedback_norm`: as in `EagleConfig`.
+`norm_before_residual`, `feedback_norm` and `sees_pictures`: as in `EagleConfig`.
 """

@@ -42,6 +42,9 @@ _SPECULATORS_LAYER = _HF_LAYER | {
     "layer.has_qk_norm": rules.has_qk_norm,
     "layer.windows": WINDOWS,
 }
+# No producer has it: SpecForge (core/eagle3.py until July 2026, 1e759089) and AngelSlim
+# (train/trainer/eagle3_trainer.py) embed the ids of placeholders, at the target's three positions.
+SEES_PICTURES = Key("sees_pictures", True, is_written=lambda config: not config.sees_pictures)
 _EAGLE_TABLES = {
     "has_embed_tokens": lambda r: r.is_other_width or EMBEDDINGS in r.tensors,
     "has_lm_head": lambda r: r.is_other_width or HEAD in r.tensors or r.has_fewer_ids,
@@ -57,6 +60,7 @@ _EAGLE1 = {
     "fc_bias": Key("bias", False, read=rules.eagle1_bias),
     "output_norm": False,
     "num_layers": rules.num_layers_of_eagle,
+    "sees_pictures": SEES_PICTURES,
     **_EAGLE_TABLES,
 }
 EAGLE3 = {
@@ -74,6 +78,7 @@ EAGLE3 = {
     "output_norm": Key("eagle_config.use_last_layernorm", True),
     "feature_layers": rules.eagle_features,
     "num_layers": rules.num_layers_of_eagle,
+    "sees_pictures": SEES_PICTURES,
     **_EAGLE_TABLES,
 }
 OF_SPECULATORS = {
@@ -214,11 +219,23 @@ SPECFORGE = _eagle(
         file_parts.model_of_safeailab("LlamaForCausalLMEagle3"),
         *("target_hidden_size", "draft_vocab_size"),
         # vLLM reads the ids at the top, as hidden states; SGLang the nested ones, as outputs.
-        *(IDS, NESTED_IDS, ("eagle_config.use_aux_hidden_state", True)),
+        *(IDS, NESTED_IDS, ("eagle_config.use_aux_hidden_state", True), "sees_pictures"),
     ),
     copies=("lm_head",),
     limits=(limits.three_features, limits.only(num_layers=1, has_qk_norm=False)),
     notes=limits.notes_of_safeailab,
+)
+ANGELSLIM = _eagle(
+    "AngelSlim",
+    "EAGLE-3",
+    lambda c: (
+        "Eagle3LlamaForCausalLM" in c.architectures
+        and c.has_midlayer
+        and "architecture Eagle3LlamaForCausalLM, tensors midlayer.*"
+    ),
+    EAGLE3 | EAGLE_LAYER | {"layer": rules.layer_of_angelslim},
+    ids=HOOKED_IDS,
+    tensors=(MIDLAYER,),
 )
 SAFEAILAB = _eagle(
     "SafeAILab",
@@ -267,7 +284,7 @@ VLLM = _eagle(
 )
 
 EAGLES = (
-    *(SPECULATORS, SPECULATORS_EAGLE1, DEEPSPEC, SPECFORGE, SAFEAILAB, NVIDIA, VLLM),
+    *(SPECULATORS, SPECULATORS_EAGLE1, DEEPSPEC, SPECFORGE, ANGELSLIM, SAFEAILAB, NVIDIA, VLLM),
     SAFEAILAB_EAGLE1,
 )
 """EAGLE heads, in the order in which files are tried."""

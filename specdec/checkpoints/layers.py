@@ -170,10 +170,12 @@ def _read_rope(fields: ConfigFields) -> dict:
     rope = {key: given.get(key) for key in given.raw if given.get(key) is not None}
     kind = rope.pop("rope_type", rope.pop("type", "default"))
     rope.pop("type", None)
-    if kind == "mrope":  # on text its three positions are one
-        rope.pop("mrope_section", None)
+    if kind == "mrope":
         kind = "default"
-        fields.notes.append("rope type mrope is the default one on text")
+        fields.notes.append(
+            "rope type mrope is the default one on text, whose tokens have one position; others "
+            "have three"
+        )
     known = ROPE_KEYS.keys() & {"default", *ROPE_INIT_FUNCTIONS}
     if not isinstance(kind, str) or kind not in known:
         raise ValueError(f"{origin}: not supported: rope type {kind!r}; known: {sorted(known)}")
@@ -214,7 +216,7 @@ def with_layer(layer: LayerConfig, given: Any) -> LayerConfig:
 def _check_rope(layer: LayerConfig) -> LayerConfig:
     """`ValueError` where HF cannot compute angles of the rope that the layer names."""
     try:
-        angles = layer.rotary_table(2, dtype=torch.float32)
+        angles, _ = layer.rotary_table(2, dtype=torch.float32), layer.axes
     except Exception as error:  # of any kind: numbers that HF's formulas do not take
         raise ValueError(
             f"rope {layer.rope} cannot be used: {type(error).__name__}: {one_line(error)}"

@@ -73,6 +73,8 @@ def notes_of_safeailab(config: EagleConfig, target_layers: int | None) -> Iterat
         yield f"SafeAILab's own code takes a rope base of 10000 with scaling, not {base:g}"
     if layer.head_dim * layer.num_heads != layer.hidden_size:
         yield f"SafeAILab's older code takes hidden_size / heads for head_dim, not {layer.head_dim}"
+    if not config.sees_pictures:
+        yield "vLLM, SGLang and SafeAILab's own code show the head tokens of pictures all the same"
     n, layers = target_layers, list(config.feature_layers)
     if config.fusion == "attention" and n is not None and layers != [2, n // 2, n - 3]:
         yield f"SafeAILab's own code always reads hidden states {[2, n // 2, n - 3]}, not {layers}"

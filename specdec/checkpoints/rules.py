@@ -11,6 +11,7 @@ from specdec.checkpoints.layer_ids import NAME_THEM, check_layers, evenly_spaced
 from specdec.checkpoints.layers import read_layer, read_windows, with_layer, with_theta
 from specdec.checkpoints.layout import Key, Reading, Rule, Tensors
 from specdec.drafters.head.layers import LayerConfig
+from specdec.drafters.head.rotary import INTERLEAVED, SECTIONS
 from specdec.drafters.head.sharing import check_target
 from specdec.targets.features import FeatureLayer
 from specdec.targets.target import MAX_VOCAB_PADDING
@@ -26,6 +27,20 @@ def layer(reading: Reading) -> LayerConfig:
     if "rope_theta" in options:
         found = with_theta(found, options["rope_theta"])
     return with_layer(found, options["layer"]) if "layer" in options else found
+
+
+def layer_of_angelslim(reading: Reading) -> LayerConfig:
+    """Its rope of three axes is always interleaved, whatever the configuration says
+    (`train/models/draft/llama_eagle3.py`, `MRotaryEmbedding`).
+    """
+    found, asked = layer(reading), reading.options.get("layer", {})
+    if SECTIONS not in found.rope or found.rope.get(INTERLEAVED) or "rope" in asked:
+        return found
+    reading.notes.append(
+        "AngelSlim's trainer interleaves mrope_section in Qwen2.5-VL heads, too; engines that read "
+        "the configuration by the letter do not"
+    )
+    return with_layer(found, {"rope": found.rope | {INTERLEAVED: True}})
 
 
 def has_qk_norm(reading: Reading) -> bool:

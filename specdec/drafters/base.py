@@ -68,11 +68,15 @@ class Drafter(nn.Module, ABC):
         one. Called after `validate`: where a generator is built, and before every call.
         """
 
-    def read_prompts(self, read: Callable[[Target], PromptInputs]) -> PromptInputs | None:
+    def read_prompts(
+        self, prompts: PromptInputs, read: Callable[[Target], PromptInputs] | None
+    ) -> PromptInputs | None:
         """What it reads itself of prompts that are more than ids; `None` where it reads these.
 
         Args:
-            read: has a target read the prompts of the call (`Target.read_prompts`).
+            prompts: what the target reads of them.
+            read: has another target read the prompts of the call (`Target.read_prompts`); `None`
+                where these cannot be read again.
         """
 
     @abstractmethod

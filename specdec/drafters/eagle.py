@@ -9,8 +9,8 @@ together, V target vocabulary, Vd ids that the head can propose, D width of an a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,12 @@ from specdec.arguments import check_choice
 from specdec.drafters.head.drafter import HeadDrafter, HeadState
 from specdec.drafters.head.features import FeatureHead, FeatureHeadConfig, FusingLayer
 from specdec.drafters.head.layers import Attend, DecoderLayer, RMSNorm
+from specdec.drafters.head.pictures import placed_rows
+from specdec.drafters.head.rotary import angles_at
 from specdec.drafters.head.window import ContextRows, WindowPlan
 from specdec.drafters.tree import TreePass
 from specdec.samplers.noise import Drawing
+from specdec.targets.prompt_inputs import PromptInputs
 from specdec.types import Context, Draft
 
 
@@ -43,6 +46,9 @@ class EagleConfig(FeatureHeadConfig, _Fusion):
         layer, vocab_size, ..., logit_scale: see `FeatureHeadConfig`.
         has_fc: features pass through `fc`; without it the one feature is the hidden state itself.
         feedback_norm: what feeds the next draft step is the normalised output, not the raw one.
+        sees_pictures: it reads the rows of a prompt whose token is one of a picture: the embedding
+            of the placeholder beside the target's feature. Else they are left out, as if the
+            text went on in their place at the same positions.
 
     Example:
         >>> from specdec.drafters.head.layers import LayerConfig
@@ -53,6 +59,7 @@ class EagleConfig(FeatureHeadConfig, _Fusion):
 
     has_fc: bool = True
     feedback_norm: bool = False
+    sees_pictures: bool = True
 
     @property
     def fc_width(self) -> int | None:
@@ -181,6 +188,24 @@ class EagleDrafter(HeadDrafter):
 
     head_type = EagleHead
 
+    def init_state(
+        self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
+    ) -> HeadState:
+        """As `HeadDrafter`'s, and where rows of pictures are."""
+        state = super().init_state(batch_size, max_length, vocab_size=vocab_size, device=device)
+        own = {"sees_pictures": self.config.sees_pictures, "axes": self.config.layer.axes}
+        return replace(state, placed=placed_rows(batch_size, **own, device=device))
+
+    def read_prompts(self, prompts: PromptInputs, read: Any) -> PromptInputs | None:
+        """The target's own, for a head that reads pictures otherwise than text."""
+        is_plain = self.config.sees_pictures and self.config.layer.axes is None
+        return None if is_plain else prompts
+
+    def read(self, context: Context, state: HeadState) -> ContextRows:
+        """As `HeadDrafter`'s, at the slots of its rows."""
+        rows = super().read(context, state)
+        return rows if state.placed is None else state.placed.place(rows, context.prompt)
+
     def prefill(self, context: Context, state: HeadState) -> None:
         """Reads the new tokens beside their features."""
         self._extend(context, state, num_later=0)
@@ -216,6 +241,7 @@ class EagleDrafter(HeadDrafter):
                 table=state.angles,
                 positions=positions,
                 visible=nodes.visible,
+                ahead=rows.ahead,
             )
             step, index = plan.open(0), nodes.above[..., None].expand(-1, -1, out.shape[2])
             hidden = self.head.feedback(out).gather(1, index)
@@ -234,6 +260,10 @@ class EagleDrafter(HeadDrafter):
         `num_later` passes of one token, and this pass's output `[B, N, H]`.
         """
         rows = self.read(context, state)
-        plan = WindowPlan(state.cache, rows.slots_with(num_later), num_later, table=state.angles)
+        own = {"table": state.angles, "ahead": rows.ahead}
+        plan = WindowPlan(state.cache, rows.slots_with(num_later), num_later, **own)
         first, hidden = plan.open(0), self.head.fuse(rows.features)
+        if rows.positions is not None:
+            angles = angles_at(state.angles, rows.positions, state.placed.axes)
+            first = first._replace(angles=angles[:, None])
         return rows, plan, self.head(self.embed(rows.tokens), hidden, first.angles, first.attend)

@@ -154,8 +154,12 @@ class ModelDrafter(TreeDrafter):
         offset = torch.zeros(batch_size, dtype=torch.long, device=device)
         return ModelDrafterState(cache, offset, vocab_size, offsets, limit, plan, common)
 
-    def read_prompts(self, read: Callable[[Target], PromptInputs]) -> PromptInputs | None:
+    def read_prompts(
+        self, prompts: PromptInputs, read: Callable[[Target], PromptInputs] | None
+    ) -> PromptInputs | None:
         """All that prompts are, where the draft model takes it and has the target's tokens."""
+        if read is None or not prompts.is_causal:
+            return None
         model = self._slot_model.model
         takes = prompt_inputs(model) - {"inputs_embeds", "token_type_ids"}
         if self.vocabulary is not None or not takes or why_not_read(model):

@@ -66,11 +66,10 @@ def prefill_inputs(parts: Parts, state: StepState, request: Request, chunk_size:
     Raises:
         OutOfMemoryError: as torch's own, and what it was that could not be read in chunks.
     """
-    rows, drafters = state.signature.batch_size, None
-    chunks = request.prompt_inputs.filled_to(rows).chunks(chunk_size)
-    if request.read_prompts is not None and request.prompt_inputs.is_causal:
-        drafters = parts.drafter.read_prompts(request.read_prompts)
-        drafters = drafters and drafters.filled_to(rows)
+    rows, prompts = state.signature.batch_size, request.prompt_inputs
+    chunks = prompts.filled_to(rows).chunks(chunk_size)
+    drafters = parts.drafter.read_prompts(prompts, request.read_prompts)
+    drafters = drafters and drafters.filled_to(rows)
     rest = iter(chunks)
 
     def run_chunk(size: int) -> None:

@@ -33,6 +33,25 @@ NUM_COMPARED = 4
 """Tokens that HF goes on for in the self-test of a kind of prompt."""
 
 
+def reading_view(model: PreTrainedModel) -> PreTrainedModel:
+    """A private view whose towers may run: what they write into modules stays in the view."""
+    view = private_view(model)
+    for module in view.modules():
+        if "rope_deltas" in vars(module):  # of somebody's last call
+            module.rope_deltas = None
+        for name, value in vars(module).items():  # HF registers hooks when towers first run
+            if "_hooks" in name and isinstance(value, dict):
+                vars(module)[name] = copy.copy(value)
+    return view
+
+
+def is_not_of_id(view: PreTrainedModel, ids: Tensor, embeds: Tensor) -> Tensor:
+    """`[B, T]` bool: the embedding `[B, T, H]` of a token is not that of its id."""
+    known = ids.clamp(max=view.config.get_text_config().vocab_size - 1)
+    plain = view.get_input_embeddings()(known.to(embeds.device))
+    return (plain != embeds).any(dim=-1)
+
+
 class Recording:
     """What HF made of prompts.
 
@@ -44,13 +63,7 @@ class Recording:
     """
 
     def __init__(self, model: PreTrainedModel, *, goes_on: bool):
-        self.view = private_view(model)
-        for module in self.view.modules():
-            if "rope_deltas" in vars(module):  # of somebody's last call
-                module.rope_deltas = None
-            for name, value in vars(module).items():  # HF registers hooks when towers first run
-                if "_hooks" in name and isinstance(value, dict):
-                    vars(module)[name] = copy.copy(value)
+        self.view = reading_view(model)
         self.goes_on = goes_on
         self.arguments: dict[str, Any] | None = None
         self.logits = self.new_tokens = None
@@ -231,8 +244,7 @@ def inputs_of(
     is_given, last_ids = torch.ones_like(is_real), torch.zeros_like(lengths)
     if input_ids is not None and input_ids.shape[1]:
         ids = shifted(input_ids).clamp(max=view.config.get_text_config().vocab_size - 1)
-        plain = view.get_input_embeddings()(ids.to(embeds.device))
-        is_given = (plain != embeds).any(dim=-1).to(is_real.device)
+        is_given = is_not_of_id(view, ids, embeds).to(is_real.device)
         last_ids = ids.gather(1, ends.to(ids.device))[:, 0]
     last_given = is_given.gather(1, ends)[:, 0]
     for mark, _ in marked.values():

@@ -13,6 +13,7 @@ _HOMES = {
     "medusa": ["EveryHead"],
     "mtp": ["MultiTokenPrediction"],
     "online": ["KeepVerified", "OnlineDistillation"],
+    "pictures": ["AnswerTimeTest", "Answered", "AnsweredStream"],
     "trainer": ["ObjectiveArguments", "ObjectiveTrainer"],
 }
 """The names of each module, imported on first use: a family of heads loads no other."""

@@ -114,14 +114,16 @@ class TrainingTimeTest(UnrolledObjective):
     Reference: Li et al., arXiv:2503.01840, section 3.1 and Fig. 6.
     """
 
-    def unroll(self, ids: Tensor, features: Tensor) -> list[Tensor]:
+    def unroll(self, ids: Tensor, features: Tensor, angles: Tensor | None = None) -> list[Tensor]:
         """As `UnrolledObjective`'s. Step m at position t has read the text up to token t + m + 1
-        and the target's features up to position t.
+        and the target's features up to position t. `angles` `[B, 1, T + 1, 2 D]` are those of
+        positions 0, 1, ... if `None`.
         """
         drafter, head = self.drafter, self.drafter.head
         count = ids.shape[1] - self.num_steps  # positions that have a label at every step
         embeds = drafter.embed(ids)
-        angles, attention = self.angles(ids.shape[1]), UnrolledAttention()
+        angles = self.angles(ids.shape[1]) if angles is None else angles
+        attention = UnrolledAttention()
         hidden, steps = head.fuse(features[:, :count]), []
         for m in range(self.num_steps):
             beside = embeds[:, 1 + m : 1 + m + count]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_integer, check_tensor
+from specdec.arguments import check_integer, check_tensor, shown
 from specdec.drafters.head.drafter import HeadDrafter
 from specdec.training.divergences import Loss, soft_ce
 from specdec.training.step_weights import StepWeights, weights_of
@@ -81,6 +81,11 @@ class Distillation(nn.Module):
 
 def check_row_length(ids: Tensor, count: int, what: str) -> None:
     """Refuses ids `[B, T + 1]` of fewer tokens T than steps or depths that are trained."""
+    if not isinstance(ids, Tensor):
+        raise TypeError(
+            "this objective learns rows of ids [B, T + 1], of PackedStream; answered prompts are "
+            f"for AnswerTimeTest, got {shown(ids)}"
+        )
     check_tensor("ids", ids, (None, None), (torch.long,))
     if ids.shape[1] <= count:
         raise ValueError(

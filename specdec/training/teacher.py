@@ -80,10 +80,14 @@ class Teacher:
                 )
         self.target = target.eval().requires_grad_(False)
         self.feature_layers = feature_layers
-        self._view = private_view(target)
+        self._view = self.open_view(target)
         self._features: Features = {}  # of the last forward
         self._view.running = SimpleNamespace(window=SimpleNamespace(features=self._features))
         catch_features(self._view, feature_layers)
+
+    def open_view(self, target: PreTrainedModel) -> PreTrainedModel:
+        """The view that runs."""
+        return private_view(target)
 
     @torch.compiler.disable  # any target, with hooks in it: only what is trained is compiled
     @torch.no_grad()

@@ -4,9 +4,10 @@ import copy
 
 import pytest
 import torch
+from eagle_heads import head_for
 from pictured_models import FAMILIES, OTHERS, ROWS, build, prompts
 
-from specdec import ModelDrafter, SpeculativeGenerator
+from specdec import EagleDrafter, ModelDrafter, SpeculativeGenerator
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 
@@ -34,3 +35,21 @@ def test_half_precision_passes_the_trial(name):
     inputs = on_gpu(prompts(name), torch.bfloat16)
     result = generator.generate(**inputs, max_new_tokens=20, check=True)
     assert result.lengths == [20, 20, 20]
+
+
+@pytest.mark.parametrize("sees_pictures", [True, False])
+@pytest.mark.parametrize("options", [{"num_draft_tokens": 3}, {"tree": "6x3"}], ids=str)
+def test_captured_drafts_of_heads_with_three_axes_are_those_of_a_cpu(sees_pictures, options):
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    flags = {"rope": rope, "head_dim": 8, "sees_pictures": sees_pictures}
+    drafts = []
+    for device in ("cpu", "cuda"):
+        model = copy.deepcopy(build("qwen3_vl")).to(device)
+        drafter = EagleDrafter(
+            head_for(model.cpu(), **flags).to(device), model.to(device), **options
+        )
+        inputs = {name: value.to(device) for name, value in prompts("qwen3_vl").items()}
+        generator = SpeculativeGenerator(model, drafter, graphs=True, prefill_chunk_size=5)
+        result = generator.generate(**inputs, max_new_tokens=12, check=True)
+        drafts.append((result.texts, result.stats.steps, result.stats.acceptance_rate))
+    assert drafts[0] == drafts[1]

@@ -6,7 +6,7 @@ attention head, S slots.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import check_placement
 from specdec.drafters.base import TreeDrafter, check_num_draft_tokens
+from specdec.drafters.head.pictures import PlacedRows
 from specdec.drafters.head.sharing import borrow, look_up, model_of
 from specdec.drafters.head.window import ContextRows, read_context
 from specdec.drafters.proposal import Kind, Proposal
@@ -31,12 +32,13 @@ from specdec.types import Context
 class HeadState:
     """The head's keys and values, row t of a text in slot t, and `[S + 1, 2 D]` angles of the
     layers' `rotary_table`, both `None` for a head without decoder layers; for a drafter of trees,
-    how they grow.
+    how they grow; of a head whose rows are elsewhere than their slots say, where.
     """
 
     cache: SlotCache | None
     angles: Tensor | None = shared()
     plan: TreePlan | None = shared(default=None, kw_only=True)
+    placed: PlacedRows | None = field(default=None, kw_only=True)
 
 
 class HeadDrafter(TreeDrafter):

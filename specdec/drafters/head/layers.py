@@ -23,7 +23,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdec.arguments import check_integer, check_number
 from specdec.drafters.head.config import check_fields, refuse
-from specdec.drafters.head.rotary import cosines_and_sines
+from specdec.drafters.head.rotary import INTERLEAVED, SECTIONS, axes_of, cosines_and_sines
 from specdec.kernels import AttentionOptions
 from specdec.kernels.types import CAUSAL
 from specdec.targets.attention import attend
@@ -64,7 +64,8 @@ class LayerConfig:
         has_qk_norm: queries and keys are normalised per head.
         rms_norm_eps: of all norms of the head.
         hidden_act: HF's name of the MLP's activation.
-        rope: HF's `rope_parameters`, with `rope_type` and `rope_theta`.
+        rope: HF's `rope_parameters`, with `rope_type` and `rope_theta`; with `mrope_section` and
+            `mrope_interleaved` where tokens have positions of three axes, see `axes_of`.
         max_position_embeddings: the length that rope scalings refer to; it limits nothing.
         windows: the sliding window of each layer, in positions: a query at position q sees those
             after q - window. `None` for a layer that sees all; `()` for all of them.
@@ -135,6 +136,16 @@ class LayerConfig:
         """What a layer stores of a token."""
         return KeyValueShape(self.num_kv_heads, self.head_dim, self.head_dim, dtype, device)
 
+    @property
+    def rotary_width(self) -> int:
+        """R: channels of a head that are turned."""
+        return int(self.head_dim * self.rope.get("partial_rotary_factor", 1))
+
+    @property
+    def axes(self) -> Tensor | None:
+        """See `axes_of`."""
+        return axes_of(self.rope, self.rotary_width)
+
     def rotary_table(
         self, num_positions: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> Tensor:
@@ -147,8 +158,9 @@ class LayerConfig:
 
         Reference: Su et al., arXiv:2104.09864, eq. 34.
         """
-        rope = dict(self.rope)
-        width = int(self.head_dim * rope.pop("partial_rotary_factor", 1))  # R
+        rope = {k: v for k, v in self.rope.items() if k not in (SECTIONS, INTERLEAVED)}
+        rope.pop("partial_rotary_factor", None)
+        width = self.rotary_width
         config = LlamaConfig(
             hidden_size=self.num_heads * width,
             num_attention_heads=self.num_heads,

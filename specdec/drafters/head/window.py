@@ -33,6 +33,9 @@ class ContextRows:
         counts: `[B]` int64, how many tokens of each row are real; 0 or less for none.
         next_slots: `[B]` int64, the slot after each row's last real one.
         padding_slot: the padding slot.
+        positions: `[B, N]`, or `[3, B, N]` of three axes, int64: rotary positions of the rows of a
+            prompt that is more than ids, where these are not its slots.
+        ahead: `[B]` int64, rotary positions of all other rows, less their slots; `None` for 0.
     """
 
     tokens: Tensor
@@ -41,6 +44,8 @@ class ContextRows:
     counts: Tensor
     next_slots: Tensor
     padding_slot: int
+    positions: Tensor | None = None
+    ahead: Tensor | None = None
 
     def slots_with(self, num_later: int) -> Tensor:
         """`[B, N + num_later]`: `slots`, then those that follow a row's real ones (the padding slot
@@ -108,6 +113,7 @@ class WindowPlan:
         table: `[S + 1, 2 D]`, see `rotary_table`.
         positions: `[B, N + M]` int64; `None` for `slots`.
         visible: who sees whom in the first pass, see `Window`; `None` is causal.
+        ahead: `[B]` int64, added to the positions that rows are turned to; `None` for none.
 
     Example:
         >>> cache, table = SlotCache(1, 32, {}), torch.zeros(33, 4)
@@ -125,11 +131,14 @@ class WindowPlan:
         table: Tensor,
         positions: Tensor | None = None,
         visible: Tensor | None = None,
+        ahead: Tensor | None = None,
     ):
         self._cache, self._slots = cache, slots
         self._num_first = slots.shape[1] - num_later
         self._positions, self._visible = positions, visible
         rotated_to = slots if positions is None else positions
+        if ahead is not None:
+            rotated_to = (rotated_to + ahead[:, None]).clamp(0, len(table) - 1)
         self._angles = F.embedding(rotated_to, table)[:, None]  # [B, 1, N + M, 2 D]
 
     def open(self, index: int) -> Pass:
