@@ -401,6 +401,21 @@ _FROM_IDS = (
     "it counts positions from the padding ids in one call, so that they depend on how a text is cut"
 )
 _OWN_CACHE = "its state lives outside of HF's cache, which specdec puts its slots in the place of"
+_FROM_OFFSET = (
+    "its biases and the temperature of its queries count positions from the offset of HF's cache, "
+    "one for all rows"
+)
+_POOLED = (
+    "its indexer scores pools of keys, as many as are complete in some row of the batch, and "
+    "counts queries from one length of all rows"
+)
+_ON_HOST = (
+    "its indexer goes through the queries one by one on the host, with positions that it keeps in "
+    "a layer of HF's cache"
+)
+_IN_LAYERS = (
+    "its indexer keeps keys in the layers of HF's cache, and chooses blocks of them by slots"
+)
 CAUSES = {
     "bloom": "its biases count keys from the shape of a padding mask, and it takes no position_ids",
     "gpt_neo": "its local layers mask by a buffer indexed by the number of keys, not by positions",
@@ -424,6 +439,13 @@ CAUSES = {
     "musicgen_melody": "its tokens are of four codebooks, not single ids",
     "prophetnet": "it reads one token in a call with a cache",
     "xlm": "it reads the whole text in every call",
+    "deepseek_v4": "its compressed layers keep one entry for 4 or 128 tokens, which HF's cache "
+    "cannot take back when some of them are rejected",
+    **dict.fromkeys(("glm5_next", "glm5_next_text"), _POOLED),
+    **dict.fromkeys(("inkling_text", "inkling_mm_model", "inkling2_text"), _FROM_OFFSET),
+    **dict.fromkeys(("inkling2", "inkling2_loop", "inkling2_loop_text"), _FROM_OFFSET),
+    **dict.fromkeys(("minimax_m3_vl", "minimax_m3_vl_text"), _IN_LAYERS),
+    **dict.fromkeys(("qwen4_exp", "qwen4_exp_text"), _ON_HOST),
     "blt": "it cuts bytes into patches whose number depends on the text",
     "zaya": "its layers keep keys and values and a recurrent state beside them",
 }
