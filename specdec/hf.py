@@ -387,9 +387,23 @@ def call_of_generate() -> dict[str, Any]:
     return {**(given if isinstance(given, dict) else {}), **frame.f_locals}
 
 
+INDEXED_LAYERS = {"indexed_attention", "deepseek_sparse_attention"}
+"""What layers are called that read the keys which an indexer chooses; the latter in 5.17."""
+INDEX_COUNT = "index_topk"
+"""An indexer's attribute: so many keys it chooses."""
+
+
+def reads_chosen_keys(module: nn.Module) -> bool:
+    """Whether an attention module reads the keys which an indexer of its own chooses, or one of an
+    earlier layer.
+    """
+    has_own = hasattr(getattr(module, "indexer", None), INDEX_COUNT)
+    return has_own or (hasattr(module, "indexer") and getattr(module, "skip_topk", False))
+
+
 UNDERSTOOD_LAYERS = {
     *("full_attention", "sliding_attention", "chunked_attention", "linear_attention"),
-    *("conv", "hybrid", "mlp", "moe", "sparse", "dense"),
+    *("conv", "hybrid", "mlp", "moe", "sparse", "dense", *INDEXED_LAYERS),
 }
 """Kinds of `config.layer_types` that run over slots."""
 
@@ -398,7 +412,21 @@ _FROM_IDS = (
     "it counts positions from the padding ids in one call, so that they depend on how a text is cut"
 )
 _OWN_CACHE = "its state lives outside of HF's cache, which specdec puts its slots in the place of"
-_INDEXED = "its layers choose keys by an index of their own, whose keys need slots, too"
+_FROM_OFFSET = (
+    "its biases and the temperature of its queries count positions from the offset of HF's cache, "
+    "one for all rows"
+)
+_POOLED = (
+    "its indexer scores pools of keys, as many as are complete in some row of the batch, and "
+    "counts queries from one length of all rows"
+)
+_ON_HOST = (
+    "its indexer goes through the queries one by one on the host, with positions that it keeps in "
+    "a layer of HF's cache"
+)
+_IN_LAYERS = (
+    "its indexer keeps keys in the layers of HF's cache, and chooses blocks of them by slots"
+)
 CAUSES = {
     "bloom": "its biases count keys from the shape of a padding mask, and it takes no position_ids",
     "gpt_neo": "its local layers mask by a buffer indexed by the number of keys, not by positions",
@@ -422,9 +450,15 @@ CAUSES = {
     "musicgen_melody": "its tokens are of four codebooks, not single ids",
     "prophetnet": "it reads one token in a call with a cache",
     "xlm": "it reads the whole text in every call",
+    "deepseek_v4": "its compressed layers keep one entry for 4 or 128 tokens, which HF's cache "
+    "cannot take back when some of them are rejected",
+    **dict.fromkeys(("glm5_next", "glm5_next_text"), _POOLED),
+    **dict.fromkeys(("inkling_text", "inkling_mm_model", "inkling2_text"), _FROM_OFFSET),
+    **dict.fromkeys(("inkling2", "inkling2_loop", "inkling2_loop_text"), _FROM_OFFSET),
+    **dict.fromkeys(("minimax_m3_vl", "minimax_m3_vl_text"), _IN_LAYERS),
+    **dict.fromkeys(("qwen4_exp", "qwen4_exp_text"), _ON_HOST),
     "blt": "it cuts bytes into patches whose number depends on the text",
     "zaya": "its layers keep keys and values and a recurrent state beside them",
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4", "mistral_large4"), _INDEXED),
 }
 """Of model types that are refused: why, as their modelling files show (transformers 5.24)."""
 

@@ -203,6 +203,11 @@ def _layers_that_run(target: Target, layers: int | Sequence[int] | None) -> tupl
             f"layers of {type(target.model).__name__} read keys and values of other layers, so "
             "none can be left out; use visible= or model="
         )
+    if target.route.is_indexed and len(found) < target.num_layers:
+        raise ValueError(
+            f"layers of {type(target.model).__name__} read keys that an indexer of another layer "
+            "may have chosen, so none can be left out; use visible= or model="
+        )
     return found
 
 

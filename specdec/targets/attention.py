@@ -56,10 +56,15 @@ def slot_attention(
     if getattr(module, "tempers_queries", False):
         query = _tempered(module, query, slot_window)
     if (name := Queries(module.layer_idx)) in slot_window.feature_layers:
-        scaled = query * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-        slot_window.features[name] = scaled.transpose(1, 2).flatten(2)
+        note_queries(slot_window, name, query, scaling)
     options = AttentionOptions(scaling, softcap, s_aux, window)
     return attend(slot_window, query, key, value, options, attention_mask), None
+
+
+def note_queries(window: Window, name: Queries, query: Tensor, scaling: float | None) -> None:
+    """Notes a layer's queries `[B, Hq, N, D]` down as features of a window."""
+    scaled = query * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    window.features[name] = scaled.transpose(1, 2).flatten(2)
 
 
 def _tempered(module: torch.nn.Module, query: Tensor, window: Window) -> Tensor:

@@ -56,6 +56,12 @@ class KeyValueShape(NamedTuple):
     device: torch.device
 
 
+class Indexer(NamedTuple):
+    """In place of a layer's index: the keys of its indexer, one head of them, without values."""
+
+    layer: int
+
+
 class Chunk(NamedTuple):
     """In place of a layer's sliding window: a query sees keys of its own chunk of `size` positions,
     which begin at multiples of it (Llama 4).
@@ -162,7 +168,9 @@ class Window:
         return self.text_positions - self.row_inputs["prompt_end"][:, None]
 
     def on(self, device: torch.device) -> Window:
-        """The window with its tensors on another device, that of some layers, copied once."""
+        """The window with its tensors on a device, that of some layers, copied there once."""
+        if device == self.slots.device:
+            return self
         if device not in self._elsewhere:
             other = self._elsewhere[device] = copy.copy(self)
             for name in ("slots", "positions", "visible"):
@@ -176,7 +184,7 @@ class Window:
 def check_room(
     batch_size: int,
     num_slots: int,
-    shapes: Mapping[int, KeyValueShape],
+    shapes: Mapping[int | Indexer, KeyValueShape],
     *,
     mixers: Mapping[str, MixerPlan] | None = None,
     max_window: int = 1,
@@ -223,7 +231,7 @@ class SlotCache(Cache):
         batch_size: rows B.
         num_slots: slots of each row: the longest sequence plus one window; rounded up to a multiple
             of `SLOT_MULTIPLE`.
-        shapes: what each layer stores, by layer index.
+        shapes: what each layer stores, by layer index, and each indexer, by `Indexer`.
         mixers: of recurrent layers; see `Memory`.
         max_window: tokens of the longest window of a step, where there are mixers.
         extra_slots: how many of these slots the windows of a step may use beyond those of the text
@@ -238,8 +246,8 @@ class SlotCache(Cache):
             int64: the position of the last token of its prompt, for edits. `"adapter"`, int64: of
             `Target.adapter_indices`; without it adapters are those that are active. And what calls
             bring for edits and drafters.
-        keys: by layer `[B, S + 1, heads, key_width]`.
-        values: by layer `[B, S + 1, heads, value_width]`.
+        keys: by layer or `Indexer` `[B, S + 1, heads, key_width]`.
+        values: likewise `[B, S + 1, heads, value_width]`.
         stores: one tensor for all keys and values of one shape, `[B, n, S + 1, heads, width]`, of
             which they are views.
         padding_slot: the last slot, never attended to, where tokens go that must not be remembered.
@@ -262,7 +270,7 @@ class SlotCache(Cache):
         self,
         batch_size: int,
         num_slots: int,
-        shapes: Mapping[int, KeyValueShape],
+        shapes: Mapping[int | Indexer, KeyValueShape],
         *,
         mixers: Mapping[str, MixerPlan] | None = None,
         max_window: int = 1,
@@ -349,7 +357,7 @@ class SlotCache(Cache):
             here, there = ((s.to(store.device) + starts).flatten() for s in (sources, targets))
             lines.index_copy_(1, there, lines.index_select(1, here))
 
-    def take(self, other: SlotCache, slots: Mapping[int, Tensor]) -> None:
+    def take(self, other: SlotCache, slots: Mapping[int | Indexer, Tensor]) -> None:
         """Copies some slots of another cache's rows over all of these rows' slots.
 
         Args:
@@ -368,6 +376,8 @@ class SlotCache(Cache):
                 (self.keys[layer], other.keys[layer]),
                 (self.values[layer], other.values[layer]),
             ):
+                if not mine.shape[3]:  # an indexer has no values
+                    continue
                 width = mine.shape[2] * mine.shape[3] // heads
                 mine, theirs = (_in_long_words(x.view(-1, width)) for x in (mine, theirs))
                 torch.index_select(theirs, 0, flat[name], out=mine)
@@ -395,6 +405,18 @@ class SlotCache(Cache):
             for lines, states in ((key_lines, key_states), (value_lines, value_states)):
                 lines.index_copy_(0, window.flat_slots, states.transpose(1, 2).flatten(0, 1))
         return keys.narrow(2, 0, attended), values.narrow(2, 0, attended)
+
+    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
+        """HF's entry: writes `[B, N, width]` keys of a layer's indexer at the window's slots,
+        returns a `[B, num_attended, width]` view.
+        """
+        lines, _, keys, _ = self._views[Indexer(layer_idx)]
+        window = self.window.on(keys.device)
+        if window.flat_slots is None:
+            window.flat_slots = (window.slots + self._row_starts[keys.device]).flatten()
+        states = indexer_key_states.to(keys.dtype).flatten(0, 1)
+        lines.index_copy_(0, window.flat_slots, states[:, None])
+        return keys[:, 0].narrow(1, 0, window.num_attended)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Called by HF to get a length; positions are always passed, so a bound is enough."""

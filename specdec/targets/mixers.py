@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from specdec.graphs.tree import tables
-from specdec.hf import WINDOWED_LAYERS, cache_argument
+from specdec.hf import INDEXED_LAYERS, WINDOWED_LAYERS, cache_argument
 from specdec.targets.cache import KeyValueShape
+from specdec.targets.edits.indexed import index_shapes
 from specdec.targets.edits.memory import MixerPlan, Place
 from specdec.targets.route import Route
 from specdec.targets.view import wrap_forward
@@ -120,8 +121,11 @@ def stored_of(view: PreTrainedModel, **options: object) -> dict[str, Any]:
     """
     kinds = set(getattr(view.config.get_text_config(), "layer_types", None) or ())
     is_stateful = getattr(view, "_is_stateful", False)
-    is_recurrent = is_stateful or not kinds <= {"full_attention", *WINDOWED_LAYERS}
-    cache = WatchedCache(view) if is_recurrent else DynamicCache()
+    is_recurrent = is_stateful or not kinds <= {"full_attention", *INDEXED_LAYERS, *WINDOWED_LAYERS}
+    is_indexed = not kinds.isdisjoint(INDEXED_LAYERS)
+    cache = DynamicCache(config=view.config) if is_indexed else DynamicCache()
+    if is_recurrent:
+        cache = WatchedCache(view)
     options[cache_argument(view)] = cache
     view(input_ids=trial_texts(view, 2), use_cache=True, **options)
     mixers = cache.mixers() if is_recurrent else {}
@@ -135,7 +139,7 @@ def stored_of(view: PreTrainedModel, **options: object) -> dict[str, Any]:
         for index, layer in enumerate(cache.layers)
         if getattr(layer, "keys", None) is not None
     }
-    return {"shapes": shapes, "mixers": mixers}
+    return {"shapes": {**shapes, **index_shapes(cache.layers)}, "mixers": mixers}
 
 
 def with_closing_gates(model: PreTrainedModel, route: Route) -> Route:

@@ -30,6 +30,7 @@ from specdec.graphs.tree import fill
 from specdec.hf import foreign_attention, position_limit
 from specdec.targets.cache import Chunk, KeyValueShape, SlotCache, memory_bytes, narrowed
 from specdec.targets.edits.edit import Edit, name_of
+from specdec.targets.edits.indexed import choosing_few
 from specdec.targets.features import decoder_layers
 from specdec.targets.route import Route
 from specdec.targets.view import wrap_forward
@@ -101,6 +102,17 @@ def compare(model: PreTrainedModel, route: Route) -> tuple[str | None, Route]:
     Raises:
         PlainForwardError: HF's own forward depends on how a text is cut into calls.
     """
+    complaint, route = _compared(model, route)
+    few = choosing_few(model) if route.is_indexed and complaint is None else None
+    if few is not None:  # a short text has no more keys than its indexers choose
+        fault = route.fault_of_trees
+        complaint, route = _compared(few, route)
+        route = replace(route, fault_of_trees=fault or route.fault_of_trees)
+    return complaint, route
+
+
+def _compared(model: PreTrainedModel, route: Route) -> tuple[str | None, Route]:
+    """`compare` of a model as it is."""
     of_plain, of_chains, of_trees = _Judge(), _Judge(), _Judge()
     for number in range(NUM_TEXTS if _may_flip(model) else 1):
         trial = _Trial(model, route, number)
@@ -120,9 +132,10 @@ def compare(model: PreTrainedModel, route: Route) -> tuple[str | None, Route]:
 
 
 def _may_flip(model: PreTrainedModel) -> bool:
-    """Whether rounding may choose other experts for a token: where scores are coarse."""
+    """Whether rounding may choose other experts, or keys, for a token: where scores are coarse."""
     is_coarse = torch.finfo(model.dtype).eps > 1e-5
-    return is_coarse and any("expert" in name for name, _ in model.named_modules())
+    names = (name for name, _ in model.named_modules())
+    return is_coarse and any("expert" in name or "indexer" in name for name in names)
 
 
 def try_edits(model: PreTrainedModel, route: Route, edits: Sequence[Edit]) -> None:

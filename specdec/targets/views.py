@@ -23,6 +23,7 @@ from specdec.targets.attention import ATTENTION, window_mask
 from specdec.targets.cache import SlotCache, Window
 from specdec.targets.edits.adapters import edit_adapters
 from specdec.targets.edits.edit import Edit, Running, apply_edit
+from specdec.targets.edits.indexed import edit_indexers
 from specdec.targets.edits.memory import edit_memory
 from specdec.targets.features import FeatureLayer, Queries, decoder_layers
 from specdec.targets.route import Route
@@ -96,10 +97,17 @@ def open_view(
     """One private view of a model; Args and Raises as `open_views`, weights where they are."""
     view = private_view(model)
     view.running = Running()
-    own = partial(attend_by, attention=route.attention), edit_adapters, *route.edits
+    attention = {"attention": route.attention}
+    own = partial(attend_by, **attention), partial(edit_indexers, **attention), edit_adapters
     memory = partial(edit_memory, mixers=route.mixers)
     users = (partial(apply_edit, edit) for edit in edits)
-    for edit in (*own, memory, *users, partial(catch_features, layers=feature_layers)):
+    for edit in (
+        *own,
+        *route.edits,
+        memory,
+        *users,
+        partial(catch_features, layers=feature_layers),
+    ):
         edit(view)
     return view
 

@@ -104,6 +104,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
         "intermediate_size": 48,
         "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0],
     },
+    "glm_moe_dsa": {"indexer_types": ["full", "shared"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "granitemoehybrid": {
         "layer_types": ["linear_attention", "linear_attention", "full_attention"],
@@ -125,6 +126,9 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
         **{"indexer_budget": 32, "indexer_compress_ratio": 4},
     },
     "mistral4": {"head_dim": 32},
+    "mistral_large4_text": {
+        **{"indexer_types": ["full", "full", "shared", "full"], "kv_source_layers": [0, 0, 0, 3]},
+    },
     "paddleocr_vl_text": {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 4]},
     },

@@ -154,7 +154,7 @@ def test_the_worst_window_counts():
         ("qwen2", EQUAL),
         ("bloom", REFUSED),
         pytest.param("olmo_hybrid", EQUAL, marks=pytest.mark.slow),
-        pytest.param("axk2", REFUSED, marks=pytest.mark.slow),
+        pytest.param("axk2", EQUAL, marks=pytest.mark.slow),
     ],
 )
 def test_some_types(model_type, kind):

@@ -18,8 +18,7 @@ WITHOUT_A_CACHE = {"state", "mems", "past_buckets_states"}
 
 NOT_OVER_SLOTS = {
     *("compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"),
-    *("deepseek_sparse_attention", "qwen_sparse_attention", "indexed_attention"),
-    *("hybrid_sliding", "window_attention", "reference_sliding_attention"),
+    *("qwen_sparse_attention", "hybrid_sliding", "window_attention", "reference_sliding_attention"),
 }
 """Kinds of layers that are refused by name."""
 
@@ -57,7 +56,7 @@ def test_no_name_of_a_cache_is_new():
 
 def test_no_kind_of_layer_is_new():
     assert {*ALLOWED_LAYER_TYPES} <= hf.UNDERSTOOD_LAYERS | NOT_OVER_SLOTS
-    assert hf.UNDERSTOOD_LAYERS - {*ALLOWED_LAYER_TYPES} <= {"mlp"}
+    assert hf.UNDERSTOOD_LAYERS - {*ALLOWED_LAYER_TYPES} <= {"mlp", *hf.INDEXED_LAYERS}
 
 
 def test_no_logits_processor_is_new():

@@ -1,0 +1,160 @@
+"""Layers that read only the keys which an indexer chooses (DeepSeek-V3.2, GLM 5 and others).
+
+An indexer scores all keys that a token sees, by small keys of its own, and chooses `index_topk` of
+them; some layers read what an earlier layer has chosen. The keys of indexers are in slots as all
+others are (`SlotCache.update_indexer`). HF's modules hand the chosen slots to attention functions
+of other packages, as `indices`. What they need for that is a mask of what each token sees, and
+they get it here from the window.
+
+Source: DeepSeek-AI, "DeepSeek-V3.2", arXiv:2512.02556, section 2.1.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from specdec.hf import ATTENTION_FIELD, INDEX_COUNT, reads_chosen_keys, set_implementation
+from specdec.kernels import AttentionOptions
+from specdec.targets.attention import (
+    ATTENTION,
+    HFMask,
+    attend,
+    note_queries,
+    slot_attention,
+    window_mask,
+)
+from specdec.targets.cache import Indexer, KeyValueShape, Window
+from specdec.targets.edits.edit import Running
+from specdec.targets.features import Queries
+from specdec.targets.view import private_view, wrap_forward
+
+INDEXED = "specdec_indexed"
+"""The name under which layers with chosen keys run."""
+FEW = 2
+"""Keys that are chosen in the self-test: fewer than its shortest text has."""
+
+
+def edit_indexers(view: PreTrainedModel, attention: str | None) -> None:
+    """Makes layers that read chosen keys get a window's masks, and attend by `indexed_attention`.
+
+    Args:
+        view: of `private_view`.
+        attention: of its `Route`; with `None` these layers run as HF has them, by a dense mask.
+    """
+    for module in view.modules() if attention is not None else ():
+        if not reads_chosen_keys(module):
+            continue
+        if attention == ATTENTION:
+            module.config = copy.copy(module.config)
+            set_implementation(module.config, ATTENTION_FIELD, INDEXED)
+            wrap_forward(module, partial(_with_mask, view.running))
+        elif module.indexer is not None:
+            wrap_forward(module.indexer, _probed)
+
+
+def _with_mask(running: Running, forward: Callable, *args, **kwargs):
+    """A layer's attention with what the tokens of a window see, `[B, 1, N, W]` bool."""
+    window = running.window
+    if not window.has_own_masks:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        kwargs["attention_mask"] = _seen(window.on(hidden.device), hidden.shape[1])
+    return forward(*args, **kwargs)
+
+
+def _seen(window: Window, count: int) -> Tensor:
+    """As a mask of booleans, made once for all layers: garbage of any value is left out by it."""
+    key = count, torch.bool
+    if key not in window.masks:
+        window.masks[key] = window_mask(window, count, torch.float32) == 0
+    return window.masks[key]
+
+
+def _probed(forward: Callable, *args, **kwargs):
+    """An indexer that is handed a description of its mask, over a text from its beginning."""
+    count = (args[0] if args else kwargs["hidden_states"]).shape[1]
+
+    def shown(value):
+        if not isinstance(value, HFMask):
+            return value
+        return torch.ones(1, count, count, dtype=torch.bool, device=args[0].device).tril()
+
+    return forward(*map(shown, args), **{name: shown(value) for name, value in kwargs.items()})
+
+
+def indexed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    *,
+    slot_window: Window,
+    indices: Tensor,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **options: object,
+) -> tuple[Tensor, None]:
+    """Attention of a window of queries over the slots that were chosen for each of them, as HF
+    modules call it; see `slot_attention`, which it is where all slots are chosen.
+
+    Args:
+        module: of a layer, with its `layer_idx`.
+        query: `[B, Hq, N, D]`.
+        key: `[B, Hkv, W, D]`.
+        value: `[B, Hkv, W, Dv]`.
+        attention_mask: `[B, 1, N, W]`, of booleans, or additive.
+        slot_window: of the forward.
+        indices: `[B, N, k]`, chosen slots of each query; those that it does not see do not count.
+        scaling: of the scores.
+        softcap: of the scores.
+        s_aux: sinks.
+        options: of the module, not used.
+    """
+    if indices.shape[-1] >= key.shape[2] and not slot_window.has_own_masks:
+        own = {"scaling": scaling, "softcap": softcap, "s_aux": s_aux, **options}
+        return slot_attention(module, query, key, value, None, slot_window=slot_window, **own)
+    if (name := Queries(module.layer_idx)) in slot_window.feature_layers:
+        note_queries(slot_window, name, query, scaling)
+    sees = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+    count = query.shape[2]
+    chosen = sees.new_zeros(len(query), 1, count, key.shape[2]).scatter_(
+        -1, indices[:, None].long(), True
+    )
+    mask = torch.zeros(chosen.shape, dtype=query.dtype, device=query.device)
+    mask.masked_fill_(~(chosen & sees), -torch.inf)
+    return attend(
+        slot_window, query, key, value, AttentionOptions(scaling, softcap, s_aux), mask
+    ), None
+
+
+def index_shapes(layers: Sequence[object]) -> dict[Indexer, KeyValueShape]:
+    """What indexers store of a token, seen in the layers of HF's own cache."""
+    stored = {i: getattr(layer, "indexer_keys", None) for i, layer in enumerate(layers)}
+    return {
+        Indexer(i): KeyValueShape(1, keys.shape[2], 0, keys.dtype, keys.device)
+        for i, keys in stored.items()
+        if keys is not None
+    }
+
+
+def choosing_few(model: PreTrainedModel) -> PreTrainedModel | None:
+    """A view of a model whose indexers choose `FEW` keys, so that short texts show which; `None`
+    for a model without indexers.
+    """
+    if not any(map(reads_chosen_keys, model.modules())):
+        return None
+    view = private_view(model)
+    for module in view.modules():
+        if hasattr(module, INDEX_COUNT):
+            setattr(module, INDEX_COUNT, min(FEW, getattr(module, INDEX_COUNT)))
+    return view
+
+
+AttentionInterface.register(INDEXED, indexed_attention)

@@ -1,0 +1,326 @@
+"""Layers that read the keys which an indexer chooses: DeepSeek-V3.2, GLM 5 and their kin.
+
+The oracle is HF's `generate` of each row alone. All families have 32 index heads here: with few of
+them scores are exactly 0 for several keys, and which of those HF takes depends on how many there
+are, so that HF's own text does, too.
+"""
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+import transformers
+from census.shapes import VOCAB, build
+from diagonal import case, diagonal, first
+from drafting import WrongDrafter, perturbed, ragged_prompts
+from fingerprint import fingerprint
+from transformers import AttentionInterface
+
+from specdec import ModelDrafter, SelfDrafter, SpeculativeGenerator, Target, Tree
+from specdec.drafters import Recent
+from specdec.graphs.tree import tables
+from specdec.loop import host
+from specdec.targets import discovery
+from specdec.targets.cache import Indexer, SlotCache
+from specdec.targets.edits.indexed import INDEXED, indexed_attention
+from specdec.types import Draft
+
+GROUPS = {
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4", "dots3_note"), "causal"),
+    **dict.fromkeys(("mistral_large4", "hy_v4_vl"), "multimodal"),
+}
+HAS = [name for name in GROUPS if name in transformers.CONFIG_MAPPING]
+FEW, ALL = 5, 64
+"""Keys that are chosen: fewer than the texts have, and more than there are."""
+NUM_NEW, LENGTHS = 16, (1, 9, 17, 24)
+IDS, MASK = ragged_prompts(VOCAB - 1, *LENGTHS)
+OPTIONS = {"max_new_tokens": NUM_NEW, "eos_token_id": None, "pad_token_id": 0}
+
+
+def choosing(model, count):
+    """The model, whose indexers choose so many keys."""
+    indexers = [m for m in model.modules() if hasattr(m, "index_topk")]
+    assert indexers
+    for indexer in indexers:
+        indexer.index_topk = count
+    return model
+
+
+@cache
+def model_of(name, count=FEW, seed=0):
+    if name not in HAS:
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    return choosing(build(name, group=GROUPS[name], window=8, seed=seed), count)
+
+
+@cache
+def texts(name, count):
+    """HF's continuation of each row."""
+    found = []
+    for row, length in enumerate(LENGTHS):
+        alone = IDS[row : row + 1, -length:]
+        mask = torch.ones_like(alone)
+        options = {"attention_mask": mask, "do_sample": False, **OPTIONS}
+        found.append(model_of(name, count).generate(alone, **options)[0, length:].tolist())
+    assert len({token for text in found for token in text}) > 15
+    return found
+
+
+DRAFTERS = {
+    "lookup": lambda model: "lookup",
+    "good": lambda model: ModelDrafter(perturbed(model), 4),
+    "tree": lambda model: ModelDrafter(perturbed(model), tree=Tree(nodes=9, depth=4, top_k=3)),
+    "wrong": lambda model: WrongDrafter(model, 3),
+    "itself": lambda model: ModelDrafter(model, 4),
+    "none": lambda model: None,
+    "own keys": lambda model: SelfDrafter(model, 3, visible=Recent(6)),
+}
+RATES = {"wrong": 0, "itself": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "count", "chunk"), diagonal(GROUPS, DRAFTERS, (FEW, ALL), (4, 1, 512))
+)
+def test_greedy_text_is_that_of_hf(name, kind, count, chunk):
+    model = model_of(name, count)
+    before = fingerprint(model)
+    generator = SpeculativeGenerator(model, DRAFTERS[kind](model), prefill_chunk_size=chunk)
+    result = generator.generate(IDS, MASK, **OPTIONS)
+    assert result.new_tokens.tolist() == texts(name, count)
+    if kind in RATES:
+        assert result.stats.acceptance_rate == RATES[kind]
+    for row, length in enumerate(LENGTHS):
+        alone = generator.generate(IDS[row : row + 1, -length:], **OPTIONS)
+        assert alone.new_tokens.tolist() == [texts(name, count)[row]]
+    assert fingerprint(model) == before
+
+
+@pytest.mark.parametrize("name", first(GROUPS, ["deepseek_v32"]))
+def test_what_is_chosen_changes_texts(name):
+    assert texts(name, FEW) != texts(name, ALL)
+
+
+@pytest.mark.parametrize("name", first(GROUPS, ["glm_moe_dsa", "dots3_note"]))
+def test_rows_that_leave_take_their_index_keys_with_them(name, monkeypatch):
+    """Each row ends at a token of its own, and what HF writes behind it does not matter."""
+    whole = texts(name, FEW) if name in HAS else model_of(name)
+    ends = [whole[0][2], whole[2][5]]
+    cut = [[*text, *ends][: min(map([*text, *ends].index, ends)) + 1][:NUM_NEW] for text in whole]
+    assert len(set(map(len, cut))) > 1
+    left = []
+    keep_rows = host.keep_rows
+    monkeypatch.setattr(host, "keep_rows", lambda *a: left.append(a[1]) or keep_rows(*a))
+    model = model_of(name)
+    for drafter in ("good", "tree"):
+        generator = SpeculativeGenerator(model, DRAFTERS[drafter](model), steps_ahead=0)
+        result = generator.generate(IDS, MASK, **OPTIONS | {"eos_token_id": ends})
+        found = [
+            row[: len(text)] for row, text in zip(result.new_tokens.tolist(), cut, strict=True)
+        ]
+        assert found == cut
+        assert left
+        left.clear()
+
+
+QUICK = [("glm_moe_dsa", "tree"), ("mistral_large4", "good")]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [case([n, k], (n, k) in QUICK) for n in GROUPS for k in ("good", "tree", "lookup")],
+)
+def test_captured_steps_are_the_eager_ones(name, kind):
+    model = copy.deepcopy(model_of(name))
+    model.set_experts_implementation("batched_mm")  # on a CPU the default waits
+    sampled = {"do_sample": True, "temperature": [0.0, 0.8, 1.3, 1.0], "seed": [1, 2, 3, 4]}
+    results = [
+        SpeculativeGenerator(model, DRAFTERS[kind](model), graphs=graphs).generate(
+            IDS, MASK, check=graphs, **OPTIONS, **sampled
+        )
+        for graphs in (False, True)
+    ]
+    assert results[0].sequences.equal(results[1].sequences)
+    assert results[0].stats.to_dict() == results[1].stats.to_dict()
+
+
+# The table of an indexer's keys.
+
+
+def test_index_keys_are_a_part_of_the_caches_tree():
+    target = Target(model_of("glm_moe_dsa"))
+    cache = target.init_cache(3, 40)
+    with_indexer = [key.layer for key in cache.keys if isinstance(key, Indexer)]
+    model = target.model
+    assert with_indexer == [
+        i for i, layer in enumerate(model.model.layers) if layer.self_attn.indexer is not None
+    ]
+    assert 0 < len(with_indexer) < len(model.model.layers)  # the others read what those choose
+    held = {table.untyped_storage().data_ptr() for table in tables(cache).values()}
+    for layer in with_indexer:
+        keys = cache.keys[Indexer(layer)]
+        assert keys.shape == (3, 49, 1, 16)
+        assert keys.untyped_storage().data_ptr() in held
+        assert not cache.values[Indexer(layer)].numel()
+
+
+def verified_logits(target, poison):
+    """Logits of a ragged window, with the cache poisoned between prefill and verification."""
+    read, count = torch.tensor([3, 9, 1]), 3
+    tokens = torch.randint(3, VOCAB, (3, 14), generator=torch.Generator().manual_seed(0))
+    cache = target.init_cache(3, 48, extra_slots=0)
+    target.prefill(cache, tokens[:, :9], read, offset=0)
+    slots = torch.arange(49)
+    for key, buffer in cache.keys.items():
+        if isinstance(key, Indexer) or poison == 1e30:
+            buffer[slots >= read[:, None]] = poison
+    return target.verify(cache, read, tokens[:, 9], Draft(tokens[:, 10 : 10 + count])).logits
+
+
+@pytest.mark.parametrize("name", GROUPS)
+@torch.no_grad()
+def test_garbage_in_index_keys_changes_no_logit(name):
+    target = Target(model_of(name))
+    clean = verified_logits(target, 0.0)
+    assert bool(clean.isfinite().all())
+    for poison in (1e30, float("nan"), float("inf")):
+        assert verified_logits(target, poison).equal(clean)
+
+
+@torch.no_grad()
+def test_a_node_of_a_tree_chooses_among_its_own_path():
+    """Siblings before it score higher than all of its path, and are not among what it reads."""
+    target, read = Target(model_of("deepseek_v32")), torch.tensor([12])
+    tokens = torch.randint(3, VOCAB, (1, 30), generator=torch.Generator().manual_seed(1))
+    parents = torch.tensor([[-1, -1, 0, 0, 1, 4]])  # as indices of the draft, -1 for its root
+    paths = [[0, 2], [0, 3], [1, 4, 5]]
+    draft = Draft(tokens[:, 13:19], parents=parents)
+
+    def logits(draft):
+        cache = target.init_cache(1, 40)
+        target.prefill(cache, tokens[:, :12], read, offset=0)
+        return target.verify(cache, read, tokens[:, 12], draft).logits[0]
+
+    tree = logits(draft)
+    for path in paths:
+        chain = logits(Draft(draft.tokens[:, path]))
+        torch.testing.assert_close(
+            tree[[0, *(node + 1 for node in path)]], chain, rtol=0, atol=2e-5
+        )
+    linear = logits(Draft(draft.tokens))
+    assert (linear[1:] - tree[1:]).abs().max() > 1e-2
+
+
+# Faults.
+
+
+def stale(cache, states, layer):
+    """The key of the newest token of a window is that of garbage."""
+    keys = UPDATE(cache, states, layer).clone()
+    rows = torch.arange(len(keys))
+    keys[rows, cache.window.slots[:, -1].clamp(max=keys.shape[1] - 1)] = 0.0
+    return keys
+
+
+def one_slot_late(cache, states, layer):
+    return UPDATE(cache, states, layer).roll(1, dims=1)
+
+
+def of_another_row(cache, states, layer):
+    return UPDATE(cache, states, layer).flip(0)
+
+
+def never_written(cache, states, layer):
+    keys = cache.keys[Indexer(layer)]
+    return keys[:, : cache.window.num_attended, 0]
+
+
+def written_late(cache, states, layer):
+    """What is read is of the window before."""
+    before = never_written(cache, states, layer).clone()
+    UPDATE(cache, states, layer)
+    return before
+
+
+UPDATE = SlotCache.update_indexer
+FAULTS = [stale, one_slot_late, of_another_row, never_written, written_late]
+
+
+def refused(model):
+    raise ValueError("not in this test")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("count", [FEW, 2048])
+def test_the_self_test_finds_a_wrong_index_key(fault, count, monkeypatch):
+    """Of 2048 keys, as released models choose, short texts have none to leave out; they are tried
+    with fewer.
+    """
+    model = choosing(build("deepseek_v32"), count)
+    monkeypatch.setattr(SlotCache, "update_indexer", fault)
+    with pytest.raises(ValueError, match="differs from its plain forward"):
+        Target(model)
+    monkeypatch.undo()
+    Target(model)
+
+
+def shifted(by):
+    def faulty(module, *args, indices, **options):
+        if module.layer_idx == 1:
+            indices = (indices + by).clamp(0, args[1].shape[2] - 1)
+        return indexed_attention(module, *args, indices=indices, **options)
+
+    return faulty
+
+
+def of_the_other_row(module, *args, indices, **options):
+    indices = indices.flip(0) if module.layer_idx == 1 else indices
+    return indexed_attention(module, *args, indices=indices, **options)
+
+
+def all_of_them(module, *args, indices, **options):
+    if module.layer_idx == 1:
+        every = torch.arange(args[1].shape[2], dtype=indices.dtype)
+        indices = every.expand(*indices.shape[:2], -1)
+    return indexed_attention(module, *args, indices=indices, **options)
+
+
+CHOICES = {
+    "an index too far": shifted(1),
+    "an index too near": shifted(-1),
+    "of the other row": of_the_other_row,
+    "all": all_of_them,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "fault"),
+    [
+        case([name, dtype, fault], (name, dtype) == ("glm_moe_dsa", torch.float32))
+        for name in ("glm_moe_dsa", "deepseek_v32")
+        for dtype in (torch.float32, torch.bfloat16)
+        for fault in CHOICES
+    ],
+)
+def test_the_self_test_finds_a_wrong_choice(name, dtype, fault, monkeypatch):
+    """In one layer of four; HF's own attention under a dense mask has no such fault."""
+    model = choosing(build(name), 2048).to(dtype)
+    monkeypatch.setattr(discovery, "_with_dense_mask", refused)
+    Target(model)
+    monkeypatch.setitem(AttentionInterface._global_mapping, INDEXED, CHOICES[fault])
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn differs from its plain forward"):
+        Target(choosing(model, 2047))
+
+
+def test_a_model_that_chooses_among_equal_scores_is_refused():
+    """HF's choice among them depends on how many keys there are, and is none of the text's."""
+    model = choosing(build("deepseek_v32"), FEW)
+    for layer in model.model.layers:
+        layer.self_attn.indexer.weights_proj.weight.data[:] = 0.0
+    with pytest.raises(ValueError, match="cannot be decoded"):
+        Target(model)
+
+
+def test_layers_of_a_target_with_indexers_cannot_be_left_out():
+    with pytest.raises(ValueError, match="an indexer of another layer"):
+        SelfDrafter(model_of("glm_moe_dsa"), 3, layers=2)
