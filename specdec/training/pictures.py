@@ -24,8 +24,10 @@ from specdec.hf import is_prefix_lm
 from specdec.targets.features import FeatureLayer, decoder_layers
 from specdec.targets.reading import is_not_of_id, reading_view, refuse_prompts
 from specdec.targets.view import wrap_forward
+from specdec.training.divergences import Loss, soft_ce
 from specdec.training.eagle import TrainingTimeTest
-from specdec.training.losses import decayed_mean, soft_cross_entropy_of
+from specdec.training.losses import losses_of
+from specdec.training.step_weights import StepWeights
 from specdec.training.teacher import SoftLabels, Teacher
 
 
@@ -207,7 +209,7 @@ class AnswerTimeTest(TrainingTimeTest):
     drafts: its `EagleConfig.sees_pictures` and the axes of its rope say it.
 
     Args:
-        drafter, target, num_steps, step_weight: as for `TrainingTimeTest`.
+        drafter, target, num_steps, step_weight, loss: as for `TrainingTimeTest`.
 
     Raises:
         ValueError: see `AnswerTeacher`.
@@ -227,20 +229,22 @@ class AnswerTimeTest(TrainingTimeTest):
         drafter: EagleDrafter,
         target: PreTrainedModel,
         num_steps: int = 5,
-        step_weight: float = 0.8,
+        step_weight: float | StepWeights = 0.8,
+        loss: Loss = soft_ce,
     ):
-        super().__init__(drafter, target, num_steps, step_weight)
+        super().__init__(drafter, target, num_steps, step_weight, loss)
         self._teacher = AnswerTeacher(target, drafter.feature_layers)
 
     def forward(self, ids: Sequence[Answered]) -> Tensor:
-        """Mean nats per position of the answers, averaged over the steps by their weights.
+        """Mean loss per position of the answers, averaged over the steps by their weights.
 
         Raises:
             ValueError: rows of ids, or answers that end before the last step.
         """
         texts = self.texts(ids)
         labels = SoftLabels.of(_padded(texts, "logits"), self.drafter.head.target_ids)
-        is_learned, losses = _padded(texts, "is_learned"), []
+        is_learned = _padded(texts, "is_learned")
+        losses, places, found = self.step_weights.beside(self.loss), [], []
         for m, out in enumerate(self.unroll_texts(texts)):
             here = is_learned[:, 1 + m : 1 + m + out.shape[1]]
             if not bool(here.any()):
@@ -249,8 +253,16 @@ class AnswerTimeTest(TrainingTimeTest):
                     "longer or train fewer steps"
                 )
             due = SoftLabels(*(each[here][None] for each in labels.at(1 + m, out.shape[1])))
-            losses.append(soft_cross_entropy_of(out[here][None], self.drafter.logits, due))
-        return decayed_mean(losses, self.step_weight)
+            places.append(here)
+            found.append(losses_of(out[here][None], self.drafter.logits, due, *losses))
+        measured = torch.zeros(
+            (len(places), *places[0].shape), dtype=torch.float32, device=places[0].device
+        )
+        for step, here, each in zip(measured, places, found, strict=True):
+            step[here] = each[-1][0].detach()
+        weights = self.step_weights(measured)
+        pairs = zip(weights, places, found, strict=True)
+        return torch.stack([(step[here] * each[0][0]).mean() for step, here, each in pairs]).sum()
 
     def texts(self, examples: Sequence[Answered]) -> list[_Read]:
         """What the target reads of each."""
