@@ -86,7 +86,9 @@ def open_pictures(paths: Iterable[str | Path]) -> list[Any]:
     pictures = []
     for path in paths:
         if not Path(path).is_file():
-            raise ValueError(f"there is no picture {path}")
+            is_address = str(path).startswith(("http:", "https:"))
+            advice = "; download it first, pictures are files" if is_address else ""
+            raise ValueError(f"there is no picture {path}{advice}")
         try:
             pictures.append(load_image(str(path)))
         except Exception as error:  # damaged files end in errors of many kinds

@@ -76,6 +76,7 @@ def test_what_is_wrong_with_pictures_is_said_before_weights_are_loaded(
 
     llava, text = folders["llava"], zoo.WEIGHTS_DIR / "target"
     assert "there is no picture none.png" in said(llava, "none.png")
+    assert said(llava, "https://a.org/b.png").endswith("; download it first, pictures are files")
     assert "test_pictures_in_commands.py is no picture that can be read" in said(llava, __file__)
     assert "(llama) is a model of text and reads no pictures; name one" in said(text, *pictures)
     assert "the zoo's target reads text alone" in said("zoo", *pictures)
