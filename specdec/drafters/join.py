@@ -5,6 +5,7 @@ Legend: B rows, K draft tokens, V vocabulary.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -118,6 +119,10 @@ class FirstMatch(Drafter):
         number = check_num_draft_tokens(number, of="FirstMatch.")
         for drafter in self.drafters:
             drafter.num_draft_tokens = number
+
+    def __copy__(self) -> FirstMatch:
+        """Over the same weights, with sizes of its own: of copies of the drafters."""
+        return type(self)(*map(copy, self.drafters))
 
     def settings(self) -> dict[str, Any]:
         """See `Drafter.settings`; with those of each drafter."""

@@ -66,6 +66,10 @@ class Proposal:
             return of_target
         return of_target.at_temperature(self.temperature)
 
+    def edit_in(self, drawing: Drawing) -> EditDraftLogits | None:
+        """What changes the logits of a step: this edit, and then those of its drawing."""
+        return drawing.edit if self.edit is None else drawing.with_edit(self.edit).edit
+
     def begin(self, drawing: Drawing) -> Drafting:
         """A draft of K tokens, none of which is drawn yet."""
         return Drafting(self, drawing)
@@ -88,7 +92,7 @@ class Drafting:
 
     def __init__(self, proposal: Proposal, drawing: Drawing):
         self._drawing, self._logits_filter = drawing, proposal.logits_filter(drawing.logits_filter)
-        self._edits = proposal.edit, drawing.edit
+        self._edit = proposal.edit_in(drawing)
         self._samples = proposal.kind == "sample"
         self._wants_probs = drawing.wants_probs and not self._logits_filter.is_greedy
         self._probs: Tensor | None = None
@@ -104,9 +108,8 @@ class Drafting:
             depth: of the tokens that they follow in a tree, 0 for the root.
             path: int64 `[n]` of tokens of independent paths, which each is on.
         """
-        for edit in self._edits:
-            if edit is not None:
-                logits = edited(logits, edit)
+        if self._edit is not None:  # of a tree it ran before, once for all siblings: `TreePlan`
+            logits = edited(logits, self._edit)
         index, count = self._num_drawn, logits.shape[1]
         self._num_drawn += count
         tokens = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -327,15 +327,13 @@ class TreePlan:
             ids: `[Vd]` of the target's that the drafter can propose; `None` for all.
             widen: from logits over these to logits over the target's vocabulary.
         """
-        if edits := [edit for edit in (proposal.edit, drawing.edit) if edit is not None]:
+        if (edit := proposal.edit_in(drawing)) is not None:
             # Once for each pass, before the siblings that were drawn are taken out of its logits.
             unedited = replace(proposal, edit=None), replace(drawing, edit=None)
-
-            def edit(own: Tensor) -> Tensor:
-                return reduce(edited, edits, widen(own))
-
-            first = edit(first_logits)
-            return self.grow(*unedited, first, lambda nodes: edit(expand(nodes)), num_valid)
+            first = edited(widen(first_logits), edit)
+            return self.grow(
+                *unedited, first, lambda nodes: edited(widen(expand(nodes)), edit), num_valid
+            )
         has_points = proposal.kind == "argmax" or drawing.logits_filter.is_greedy
         if has_points and self.tree.ranks is None:
             draft = self._grow_best(drawing.num_draft_tokens, first_logits, expand, ids)

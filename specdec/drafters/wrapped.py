@@ -5,6 +5,7 @@ Legend: B rows, N rows of a window or a chunk, F features.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,6 +117,13 @@ class WrappedDrafter(Drafter):
     @tree.setter
     def tree(self, tree: Tree | str | None) -> None:
         self.inner.tree = tree
+
+    def __copy__(self) -> WrappedDrafter:
+        """Over the same weights, with sizes of its own: around a copy of the inner drafter."""
+        other = object.__new__(type(self))
+        inner = {**self._modules, "inner": copy(self.inner)}
+        vars(other).update({**vars(self), "_modules": inner})
+        return other
 
     def settings(self) -> dict[str, Any]:
         """See `Drafter.settings`; with those of the inner drafter."""

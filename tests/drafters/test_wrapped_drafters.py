@@ -34,6 +34,7 @@ from specdec import (
     Tree,
     WrappedDrafter,
 )
+from specdec.evaluation.positions import with_draft_length
 from specdec.samplers import GBVSampler
 from specdec.settings import differences
 
@@ -48,6 +49,12 @@ def fields(draft):
     tensors = draft.tokens, draft.probs, draft.num_valid, draft.parents
     found = [None if t is None else t.nan_to_num(7.0).tolist() for t in tensors]
     return type(draft), found, draft.depth, draft.runs
+
+
+def steps_of(generator):
+    """Of a greedy text."""
+    result = generator.generate(IDS, MASK, max_new_tokens=12, eos_token_id=None)
+    return [[vars(step) for step in row] for row in result.steps]
 
 
 class Twice(WrappedDrafter):
@@ -196,6 +203,19 @@ def test_sizes_and_proposals_are_set_on_the_drafter_within():
     assert getattr(WrappedDrafter(PromptLookupDrafter()), "proposal", None) is None
 
 
+@pytest.mark.parametrize("wrap", [Twice, lambda head: FirstMatch(make("lookup"), head)])
+def test_a_copy_has_sizes_of_its_own_over_the_same_weights(wrap):
+    drafter = wrap(make("eagle3"))
+    shorter = with_draft_length(drafter, 2)
+    assert (drafter.num_draft_tokens, shorter.num_draft_tokens) == (4, 2)
+    pairs = zip(drafter.parameters(), shorter.parameters(), strict=True)
+    assert all(mine is theirs for mine, theirs in pairs)
+    expected = SpeculativeGenerator(MODEL, with_draft_length(make("eagle3"), 2))
+    found = SpeculativeGenerator(MODEL, shorter)
+    if wrap is Twice:
+        assert steps_of(found) == steps_of(expected)
+
+
 def test_settings_are_those_of_the_drafter_within_and_what_follows_from_it_is_none():
     one, other = (WrappedDrafter(PromptLookupDrafter(4, max_ngram=n)) for n in (2, 3))
     assert one.settings()["inner"]["max_ngram"] == 2
@@ -204,12 +224,12 @@ def test_settings_are_those_of_the_drafter_within_and_what_follows_from_it_is_no
 
 
 def test_a_wrapper_is_joined_like_any_drafter():
-    options = {"max_new_tokens": 12, "eos_token_id": None}
-    found = []
-    for wrap in (lambda drafter: drafter, WrappedDrafter):
-        drafter = FirstMatch(wrap(make("lookup")), wrap(make("eagle3")))
-        result = SpeculativeGenerator(MODEL, drafter).generate(IDS, MASK, **options)
-        found.append([[vars(step) for step in row] for row in result.steps])
+    found = [
+        steps_of(
+            SpeculativeGenerator(MODEL, FirstMatch(wrap(make("lookup")), wrap(make("eagle3"))))
+        )
+        for wrap in (lambda drafter: drafter, WrappedDrafter)
+    ]
     assert found[0] == found[1]
 
 
