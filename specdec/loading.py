@@ -7,6 +7,7 @@ What a name means is found, and refused, before anything large is loaded.
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 import traceback
@@ -115,6 +116,38 @@ def load_target(
     is_local = find_pretrained(name)
     tokenizer = load_pretrained("AutoTokenizer", name, local_files_only=is_local)
     return _load_model(name, dtype=dtype, device=device, is_local=is_local), tokenizer
+
+
+def load_spread_target(name: str, *, dtype: str | torch.dtype = "auto") -> tuple[Any, Any]:
+    """As `load_target`, of the part of a causal LM that this process computes: its layers are
+    spread over all processes of `torchrun` by HF's tensor parallelism. Embeddings and vocabulary
+    head are whole in each, as heads use them for rows of their own.
+
+    Args:
+        name, dtype: as for `load_target`.
+
+    Raises:
+        ValueError: there is one process only, or the model cannot be spread over so many.
+    """
+    count = int(os.environ.get("WORLD_SIZE", 1))
+    if count == 1:
+        raise ValueError("a target is spread over several processes; start them with torchrun")
+    from transformers.distributed import DistributedConfig
+
+    if name == "zoo":
+        from specdec import zoo
+
+        name, dtype = str(zoo.WEIGHTS_DIR / "target"), torch.float32 if dtype == "auto" else dtype
+    is_local = _find_pretrained(name)
+    tokenizer = _load_pretrained("AutoTokenizer", name, local_files_only=is_local)
+    config = _load_pretrained("AutoConfig", name, local_files_only=is_local)
+    with torch.device("meta"):
+        empty = transformers.AutoModelForCausalLM.from_config(config)
+    tables = {id(part) for part in (empty.get_input_embeddings(), empty.get_output_embeddings())}
+    plan = {path: "replicate" for path, part in empty.named_modules() if id(part) in tables}
+    options = {"distributed_config": DistributedConfig(tp_size=count, tp_plan=plan)}
+    model = _load_model(name, dtype=dtype, device=None, is_local=is_local, **options)
+    return model, tokenizer
 
 
 def load_drafter(
@@ -347,12 +380,14 @@ def find_pretrained(name: str) -> bool:
         raise ValueError(f"cannot load {name!r}: {error}") from error
 
 
-def _load_model(name: str, *, dtype: Any, device: Any, is_local: bool) -> PreTrainedModel:
+def _load_model(
+    name: str, *, dtype: Any, device: Any, is_local: bool, **options: Any
+) -> PreTrainedModel:
     """A causal LM in eval mode, with the towers that its configuration names; HF would draw weights
     that its files lack at random.
     """
     kind = auto_class(load_pretrained("AutoConfig", name, local_files_only=is_local))
-    options = {"dtype": dtype, "local_files_only": is_local, "output_loading_info": True}
+    options |= {"dtype": dtype, "local_files_only": is_local, "output_loading_info": True}
     model, info = load_pretrained(kind, name, **options)
     if missing := sorted(info["missing_keys"]):
         raise ValueError(
@@ -360,7 +395,7 @@ def _load_model(name: str, *, dtype: Any, device: Any, is_local: bool) -> PreTra
             f"{', '.join(map(printable, missing[:3]))} among them; as a drafter a head is "
             f"eagle:{name} (or mask-token:, mtp:)"
         )
-    return model.to(device).eval()
+    return (model if device is None else model.to(device)).eval()
 
 
 def load_pretrained(kind: str, name: str, **options: Any) -> Any:

@@ -139,6 +139,35 @@ def agreed(value: T, model: nn.Module) -> T:
     return values[0]
 
 
+def rows_of_all(rows: torch.Tensor, model: nn.Module) -> tuple[list[torch.Tensor], int]:
+    """The rows of all processes over which a model is spread, which compute one forward together
+    and so must read the same rows; and which of them are this process's. Where all have the same,
+    they are there once.
+
+    Args:
+        rows: of the same shape in every process.
+        model: the target.
+
+    Example:
+        >>> rows_of_all(torch.tensor([[1, 2]]), nn.Linear(1, 1))
+        ([tensor([[1, 2]])], 0)
+    """
+    groups = _groups(model)
+    if not groups:
+        return [rows], 0
+    (group,) = groups
+    found = [torch.empty_like(rows) for _ in range(distributed.get_world_size(group))]
+    distributed.all_gather(found, rows.contiguous(), group=group)
+    if all(each.equal(rows) for each in found):
+        return [rows], 0
+    return found, distributed.get_rank(group)
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Whether a part of the model is in each of several processes."""
+    return any(group.size() > 1 for group in _groups(model))
+
+
 def _groups(model: nn.Module) -> list[Any]:
     """Over which a model's weights are spread."""
     spread = next((p for p in model.parameters() if isinstance(p, DTensor)), None)

@@ -42,6 +42,7 @@ NOT_RUN = {
     "specdec reproduce": BY_THE_HUB,
     "python -m specdec.integrations.lm_eval": BY_THE_HUB,
     "torchrun --nproc-per-node 2 -m specdec.integrations.lm_eval": BY_THE_HUB,
+    "torchrun --nproc-per-node 2 -m specdec train": "tests/parallel/test_spread_training.py does",
     "PYTHONPATH=. ": BENCHMARK,
 }
 """The beginning of a command, and why no test runs it."""

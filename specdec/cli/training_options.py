@@ -34,6 +34,10 @@ STEP_WEIGHTS = (
     "dpace, dpace:0.5, or length (with tv: the expected number of accepted tokens); default: a "
     "number by the kind of head"
 )
+SPREAD = (
+    "a part of the target in each process of torchrun (tensor parallelism); the head and its "
+    "optimiser are whole in each"
+)
 LAYOUT = "of MTP modules, saved with the whole target for engines; default: the modules alone"
 
 
@@ -66,5 +70,6 @@ class Run:
     precision: Annotated[
         Literal["bf16", "no"] | None, Option(help="default: bf16, no on a CPU")
     ] = None
+    spread_target: Annotated[bool, Option("--spread-target", help=SPREAD)] = False
     compile: Annotated[bool, Option("--compile", help="run the loss through torch.compile")] = False
     seed: Annotated[int, Option(help="of weights and data")] = 0

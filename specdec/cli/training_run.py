@@ -35,7 +35,7 @@ from specdec.cli.options import refuse
 from specdec.cli.training_options import LONGEST_ROWS, STEPS, Run
 from specdec.drafters.mask_token.correction import MarkovConfig
 from specdec.evaluation.intervals import counted
-from specdec.loading import find_own, load_target
+from specdec.loading import find_own, load_spread_target, load_target
 from specdec.settings import differences
 from specdec.training import blocks, data, eagle, mask_token, medusa, mtp
 from specdec.training.callbacks import AcceptanceCallback
@@ -73,7 +73,7 @@ FLAGS = {
 modules use the target's vocabulary head, and so propose all of its ids.
 """
 FREE = ("output", "steps", "minutes", "accumulation", "checkpoint_minutes", "evaluate_every")
-FREE += ("compile",)
+FREE += ("compile", "spread_target")
 """Arguments with which a run goes on whatever they are."""
 
 
@@ -91,7 +91,8 @@ def train(run: Run, others: list[str]) -> None:
         _check_same_run(folder, record)
         if _is_complete(folder, run, args):
             return
-    target, tokenizer = load_target(run.target)
+    load = load_spread_target if run.spread_target else load_target
+    target, tokenizer = load(run.target)
     if len(tokenizer) > (size := target.get_input_embeddings().weight.shape[0]):
         raise ValueError(
             f"the tokenizer of {run.target} has {len(tokenizer)} tokens, its model only {size}"
@@ -168,6 +169,8 @@ def _check(run: Run) -> None:
             why = f"belongs to {' and '.join(kinds)}; leave it out for {run.kind}"
             refuse({name: getattr(run, name)}, why)
     _loss_options(run)
+    if run.spread_target and run.layout:
+        raise ValueError("--layout saves a whole target, and --spread-target has parts of it")
     if run.data != "zoo" and not Path(run.data).exists():
         raise FileNotFoundError(f"no training data at {run.data}")
     if run.steps is not None and run.minutes is not None:

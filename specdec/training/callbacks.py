@@ -89,11 +89,12 @@ class AcceptanceCallback(TrainerCallback):
             self._measure(state, control)
 
     def _measure(self, state: TrainerState, control: TrainerControl) -> None:
-        if not state.is_world_process_zero:
+        target = self.generator.target.model
+        if not state.is_world_process_zero and not processes.is_spread(target):
             return
         self._measured_at = state.global_step
-        with in_evaluation(self.generator.target.model, self.generator.drafter):
-            if figures := self.figures():
+        with in_evaluation(target, self.generator.drafter):
+            if (figures := self.figures()) and state.is_world_process_zero:
                 # HF takes this for the step's own log, for which all processes gather their losses.
                 is_due = control.should_log
                 self._trainer.log(figures)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdec import processes
 from specdec.targets.features import FeatureLayer, Features
 from specdec.targets.view import private_view
 from specdec.targets.views import catch_features
@@ -92,10 +93,19 @@ class Teacher:
     @torch.compiler.disable  # any target, with hooks in it: only what is trained is compiled
     @torch.no_grad()
     def __call__(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Logits `[B, T, V]` and features `[B, T, F]` of ids `[B, T]`."""
-        target = self.target
-        if target.device != ids.device:
-            target.to(ids.device)
+        """Logits `[B, T, V]` and features `[B, T, F]` of ids `[B, T]`. The processes over which a
+        target is spread read the rows of each in turn, and each keeps what is of its own.
+        """
+        if self.target.device != ids.device:
+            self.target.to(ids.device)
+        rows, own = processes.rows_of_all(ids, self.target)
+        for index, each in enumerate(rows):
+            found = self._read(each)
+            if index == own:
+                kept = found
+        return kept
+
+    def _read(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         logits = self._view(input_ids=ids, use_cache=False).logits
         if not self.feature_layers:
             return logits, None
