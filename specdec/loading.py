@@ -138,11 +138,11 @@ def load_spread_target(name: str, *, dtype: str | torch.dtype = "auto") -> tuple
         from specdec import zoo
 
         name, dtype = str(zoo.WEIGHTS_DIR / "target"), torch.float32 if dtype == "auto" else dtype
-    is_local = _find_pretrained(name)
-    tokenizer = _load_pretrained("AutoTokenizer", name, local_files_only=is_local)
-    config = _load_pretrained("AutoConfig", name, local_files_only=is_local)
+    is_local = find_pretrained(name)
+    tokenizer = load_pretrained("AutoTokenizer", name, local_files_only=is_local)
+    config = load_pretrained("AutoConfig", name, local_files_only=is_local)
     with torch.device("meta"):
-        empty = transformers.AutoModelForCausalLM.from_config(config)
+        empty = getattr(transformers, auto_class(config)).from_config(config)
     tables = {id(part) for part in (empty.get_input_embeddings(), empty.get_output_embeddings())}
     plan = {path: "replicate" for path, part in empty.named_modules() if id(part) in tables}
     options = {"distributed_config": DistributedConfig(tp_size=count, tp_plan=plan)}
