@@ -290,9 +290,7 @@ class MaskRollouts(RolloutObjective):
         rolled_out: bool = False,
         loss: Loss = soft_ce,
     ):
-        super().__init__(
-            drafter, target, num_depths, anchor_share, depth_weight, rolled_out, loss
-        )
+        super().__init__(drafter, target, num_depths, anchor_share, depth_weight, rolled_out, loss)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Mean loss per prediction of ids `[B, T + 1]`, averaged by the weights of the depths."""
