@@ -53,7 +53,7 @@ def settings_of(part: Any) -> dict[str, Any]:
 
 
 def called(settings: Mapping[str, Any]) -> str:
-    """A part in a headline: its class and those of its settings that are numbers or texts.
+    """A part in a headline: its class and those of its settings that are numbers.
 
     Args:
         settings: of `settings_of`.
@@ -65,7 +65,7 @@ def called(settings: Mapping[str, Any]) -> str:
     """
     said = {"class", "source", "lossless", "parameters", "weights"}
     pairs = [(n, v) for n, v in settings.items() if n not in said]
-    shown = [f"{n}={v}" for n, v in pairs if isinstance(v, bool | int | float | str)]
+    shown = [f"{n}={v}" for n, v in pairs if isinstance(v, bool | int | float)]
     return settings["class"] + f"({', '.join(shown)})" * bool(shown)
 
 

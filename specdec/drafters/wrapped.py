@@ -69,7 +69,7 @@ class WrappedDrafter(Drafter):
         >>> target = zoo.load_target()
         >>> drafter = Cautious(zoo.load_drafter("eagle3", target))
         >>> SpeculativeGenerator(target, drafter).drafter.feature_layers
-        (1, 4, 7)
+        (2, 8, 13)
     """
 
     tree_depth = _OfInner()

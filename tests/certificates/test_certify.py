@@ -246,7 +246,8 @@ def test_a_lossless_rule_without_thresholds_is_inconclusive_and_certified_by_dra
     assert not report.is_exact
     assert report.drawn.p_value > report.drawn.threshold
     said = " ".join(str(report).split())
-    assert said.startswith("PASS DrawAndCompare: by draws, 16384 texts in each of 12 problems")
+    named = "DrawAndCompare(weight=0.0, is_late=False)"
+    assert said.startswith(f"PASS {named}: by draws, 16384 texts in each of 12 problems")
     assert "enumeration is inconclusive: decisions are no thresholds" in said
     assert f"detectable TV {report.drawn.detectable:.3f}" in said
     assert "detectable TV: the total variation" in said
