@@ -435,7 +435,7 @@ CAUSES = {
     "musicgen_melody": "its tokens are of four codebooks, not single ids",
     "prophetnet": "it reads one token in a call with a cache",
     "xlm": "it reads the whole text in every call",
-    "deepseek_v4": "its compressed layers keep one entry for 4 or 128 tokens, which HF's cache "
+    "deepseek_v4": "its compressed layers keep one entry for several tokens, which HF's cache "
     "cannot take back when some of them are rejected",
     **dict.fromkeys(("inkling_text", "inkling_mm_model", "inkling2_text"), _FROM_OFFSET),
     **dict.fromkeys(("inkling2", "inkling2_loop", "inkling2_loop_text"), _FROM_OFFSET),
