@@ -416,10 +416,6 @@ _FROM_OFFSET = (
     "its biases and the temperature of its queries count positions from the offset of HF's cache, "
     "one for all rows"
 )
-_POOLED = (
-    "its indexer scores pools of keys, as many as are complete in some row of the batch, and "
-    "counts queries from one length of all rows"
-)
 _ON_HOST = (
     "its indexer goes through the queries one by one on the host, with positions that it keeps in "
     "a layer of HF's cache"
@@ -450,9 +446,8 @@ CAUSES = {
     "musicgen_melody": "its tokens are of four codebooks, not single ids",
     "prophetnet": "it reads one token in a call with a cache",
     "xlm": "it reads the whole text in every call",
-    "deepseek_v4": "its compressed layers keep one entry for 4 or 128 tokens, which HF's cache "
+    "deepseek_v4": "its compressed layers keep one entry for several tokens, which HF's cache "
     "cannot take back when some of them are rejected",
-    **dict.fromkeys(("glm5_next", "glm5_next_text"), _POOLED),
     **dict.fromkeys(("inkling_text", "inkling_mm_model", "inkling2_text"), _FROM_OFFSET),
     **dict.fromkeys(("inkling2", "inkling2_loop", "inkling2_loop_text"), _FROM_OFFSET),
     **dict.fromkeys(("minimax_m3_vl", "minimax_m3_vl_text"), _IN_LAYERS),

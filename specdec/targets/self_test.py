@@ -30,7 +30,8 @@ from specdec.graphs.tree import fill
 from specdec.hf import foreign_attention, position_limit
 from specdec.targets.cache import Chunk, KeyValueShape, SlotCache, memory_bytes, narrowed
 from specdec.targets.edits.edit import Edit, name_of
-from specdec.targets.edits.indexed import choosing_few
+from specdec.targets.edits.indexed import FEW, choosing_few
+from specdec.targets.edits.pooled import pool_size
 from specdec.targets.features import decoder_layers
 from specdec.targets.route import Route
 from specdec.targets.view import wrap_forward
@@ -376,6 +377,8 @@ class _Trial:
         windows = route.layer_windows.values()
         sizes = [w.size if isinstance(w, Chunk) else w for w in windows if w is not None]
         length = max([6, *(size + 4 for size in sizes if size <= LONGEST_WINDOW)])
+        if route.is_indexed:
+            length = max(length, (FEW + 2) * max(map(pool_size, model.modules())))
         limit = position_limit(model.config.get_text_config()) or length
         num_tried = max(route.num_tried, min(NUM_EDITED, limit) if edits else 0)
         length = max(min(length, limit), _fitting(model, num_tried))
@@ -420,6 +423,11 @@ class _Trial:
             ragged = torch.where(self._first < self._kept, self._first, self._cache.padding_slot)
             self._states(first, ragged, is_chunk=True)
             yield self.plain.difference(self._later, self._states(later, self._later))
+            fill((self._cache.memory, self._cache.stores), 0)  # and behind one of a single token
+            self._states(first, ragged, is_chunk=True)
+            self._states(one, self._kept, is_chunk=True)
+            rest = self._later[:, 1:]
+            yield self.plain.difference(rest, self._states(partial(_take, slots=rest), rest))
 
     def tree(self) -> Differences:
         """The second window once more, with an earlier sibling from the other text before each

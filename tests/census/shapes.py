@@ -104,6 +104,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
         "intermediate_size": 48,
         "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0],
     },
+    "glm5_next_text": {"index_kpool": 4},
     "glm_moe_dsa": {"indexer_types": ["full", "shared"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "granitemoehybrid": {

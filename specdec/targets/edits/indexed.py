@@ -31,11 +31,14 @@ from specdec.targets.attention import (
 )
 from specdec.targets.cache import Indexer, KeyValueShape, Window
 from specdec.targets.edits.edit import Running
+from specdec.targets.edits.pooled import edit_pools, pool_size
 from specdec.targets.features import Queries
 from specdec.targets.view import private_view, wrap_forward
 
 INDEXED = "specdec_indexed"
 """The name under which layers with chosen keys run."""
+MASKING = "build_attention_mask_from_topk"
+"""A method of attention modules that mask by themselves what was not chosen."""
 FEW = 2
 """Keys that are chosen in the self-test: fewer than its shortest text has."""
 
@@ -50,10 +53,18 @@ def edit_indexers(view: PreTrainedModel, attention: str | None) -> None:
     for module in view.modules() if attention is not None else ():
         if not reads_chosen_keys(module):
             continue
-        if attention == ATTENTION:
+        is_pooled = module.indexer is not None and pool_size(module.indexer) > 1
+        if attention == ATTENTION and (is_pooled or hasattr(module, MASKING)):
+            module.config = copy.copy(module.config)
+            set_implementation(module.config, ATTENTION_FIELD, INDEXED)
+            if is_pooled:
+                edit_pools(module, view.running, _seen)
+        elif attention == ATTENTION:
             module.config = copy.copy(module.config)
             set_implementation(module.config, ATTENTION_FIELD, INDEXED)
             wrap_forward(module, partial(_with_mask, view.running))
+        elif hasattr(module, MASKING):
+            setattr(module, MASKING, _no_mask)
         elif module.indexer is not None:
             wrap_forward(module.indexer, _probed)
 
@@ -73,6 +84,10 @@ def _seen(window: Window, count: int) -> Tensor:
     if key not in window.masks:
         window.masks[key] = window_mask(window, count, torch.float32) == 0
     return window.masks[key]
+
+
+def _no_mask(**chosen: object) -> None:
+    """What was chosen is no description of a layer."""
 
 
 def _probed(forward: Callable, *args, **kwargs):
@@ -95,7 +110,7 @@ def indexed_attention(
     attention_mask: Tensor,
     *,
     slot_window: Window,
-    indices: Tensor,
+    indices: Tensor | None = None,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -109,26 +124,27 @@ def indexed_attention(
         query: `[B, Hq, N, D]`.
         key: `[B, Hkv, W, D]`.
         value: `[B, Hkv, W, Dv]`.
-        attention_mask: `[B, 1, N, W]`, of booleans, or additive.
+        attention_mask: `[B, 1, N, W]`, of booleans, or additive: of what each query sees, or of
+            what was chosen for it.
         slot_window: of the forward.
         indices: `[B, N, k]`, chosen slots of each query; those that it does not see do not count.
+            `None` where the mask is of what was chosen.
         scaling: of the scores.
         softcap: of the scores.
         s_aux: sinks.
         options: of the module, not used.
     """
-    if indices.shape[-1] >= key.shape[2] and not slot_window.has_own_masks:
+    if indices is not None and indices.shape[-1] >= key.shape[2] and not slot_window.has_own_masks:
         own = {"scaling": scaling, "softcap": softcap, "s_aux": s_aux, **options}
         return slot_attention(module, query, key, value, None, slot_window=slot_window, **own)
     if (name := Queries(module.layer_idx)) in slot_window.feature_layers:
         note_queries(slot_window, name, query, scaling)
     sees = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
-    count = query.shape[2]
-    chosen = sees.new_zeros(len(query), 1, count, key.shape[2]).scatter_(
-        -1, indices[:, None].long(), True
-    )
-    mask = torch.zeros(chosen.shape, dtype=query.dtype, device=query.device)
-    mask.masked_fill_(~(chosen & sees), -torch.inf)
+    shape = len(query), 1, query.shape[2], key.shape[2]
+    if indices is not None:
+        sees = sees & sees.new_zeros(shape).scatter_(-1, indices[:, None].long(), True)
+    mask = torch.zeros(shape, dtype=query.dtype, device=query.device)
+    mask.masked_fill_(~sees, -torch.inf)
     return attend(
         slot_window, query, key, value, AttentionOptions(scaling, softcap, s_aux), mask
     ), None
@@ -145,15 +161,16 @@ def index_shapes(layers: Sequence[object]) -> dict[Indexer, KeyValueShape]:
 
 
 def choosing_few(model: PreTrainedModel) -> PreTrainedModel | None:
-    """A view of a model whose indexers choose `FEW` keys, so that short texts show which; `None`
-    for a model without indexers.
+    """A view of a model whose indexers choose `FEW` keys or pools, so that short texts show which;
+    `None` for a model without indexers.
     """
     if not any(map(reads_chosen_keys, model.modules())):
         return None
     view = private_view(model)
     for module in view.modules():
         if hasattr(module, INDEX_COUNT):
-            setattr(module, INDEX_COUNT, min(FEW, getattr(module, INDEX_COUNT)))
+            few = min(FEW * pool_size(module), getattr(module, INDEX_COUNT))
+            setattr(module, INDEX_COUNT, few)
     return view
 
 

@@ -393,6 +393,8 @@ def edit_memory(view: PreTrainedModel, mixers: Mapping[str, MixerPlan]) -> None:
         memory = None if view.running.window is None else view.running.window.memory
         if memory is None:
             return forward(*args, **kwargs)
+        if kwargs.get("attention_mask") is not None:
+            kwargs["attention_mask"] = None  # a window has no padding
         if args:
             hidden, call = args[0], lambda x: forward(x, *args[1:], **kwargs)
         else:
