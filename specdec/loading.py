@@ -118,6 +118,28 @@ def load_target(
     return _load_model(name, dtype=dtype, device=device, is_local=is_local), tokenizer
 
 
+def load_empty_target(name: str) -> PreTrainedModel:
+    """A causal LM of a configuration, whose weights are not loaded: it is for
+    `torch._subclasses.FakeTensorMode`, in which making them takes no memory.
+
+    Args:
+        name: as for `load_target`.
+
+    Raises:
+        ValueError: there is no such model.
+    """
+    if name == "zoo":
+        from specdec import zoo
+
+        name = str(zoo.WEIGHTS_DIR / "target")
+        dtype = torch.float32
+    else:
+        dtype = None
+    config = load_pretrained("AutoConfig", name, local_files_only=find_pretrained(name))
+    own = getattr(transformers, auto_class(config))
+    return own.from_config(config, dtype=dtype or config.dtype or torch.float32)
+
+
 def load_spread_target(name: str, *, dtype: str | torch.dtype = "auto") -> tuple[Any, Any]:
     """As `load_target`, of the part of a causal LM that this process computes: its layers are
     spread over all processes of `torchrun` by HF's tensor parallelism. Embeddings and vocabulary

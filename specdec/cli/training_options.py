@@ -73,3 +73,4 @@ class Run:
     spread_target: Annotated[bool, Option("--spread-target", help=SPREAD)] = False
     compile: Annotated[bool, Option("--compile", help="run the loss through torch.compile")] = False
     seed: Annotated[int, Option(help="of weights and data")] = 0
+    dry_run: Annotated[bool, Option("--dry-run", help="only say what memory a step takes")] = False

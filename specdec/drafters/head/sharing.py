@@ -117,10 +117,10 @@ def check_target_ids(target_ids: Tensor | None, config: HeadConfig) -> Tensor | 
         raise ValueError(
             f"target_ids must be {count} int64 ids (draft_vocab_size), got {shown(target_ids)}"
         )
-    low, high, distinct = target_ids.min(), target_ids.max(), target_ids.unique().numel()
-    if low < 0 or high >= vocab_size or distinct != count:
+    ids = set(target_ids.tolist())
+    if min(ids) < 0 or max(ids) >= vocab_size or len(ids) != count:
         raise ValueError(
-            f"target_ids must be distinct ids in 0..{vocab_size - 1}, got {distinct} distinct ones "
-            f"in {int(low)}..{int(high)}; checkpoints store offsets, id minus index"
+            f"target_ids must be distinct ids in 0..{vocab_size - 1}, got {len(ids)} distinct ones "
+            f"in {min(ids)}..{max(ids)}; checkpoints store offsets, id minus index"
         )
     return target_ids
