@@ -92,12 +92,13 @@ def _no_mask(**chosen: object) -> None:
 
 def _probed(forward: Callable, *args, **kwargs):
     """An indexer that is handed a description of its mask, over a text from its beginning."""
-    count = (args[0] if args else kwargs["hidden_states"]).shape[1]
+    hidden = args[0] if args else kwargs["hidden_states"]
+    count = hidden.shape[1]
 
     def shown(value):
         if not isinstance(value, HFMask):
             return value
-        return torch.ones(1, count, count, dtype=torch.bool, device=args[0].device).tril()
+        return torch.ones(1, count, count, dtype=torch.bool, device=hidden.device).tril()
 
     return forward(*map(shown, args), **{name: shown(value) for name, value in kwargs.items()})
 
