@@ -153,7 +153,8 @@ def main() -> None:
             for name in CONTENDERS:
                 drafters[f"{name} {seed}"], card = trained(name, seed, stream, options)
                 print(f"{name} {seed}: {card}", flush=True)
-        whole = [tokenizer(corpus.read_source(path)).input_ids for path in corpus.heldout_files()]
+        texts = map(corpus.read_source, corpus.heldout_files())
+        whole = [tokenizer(text, verbose=False).input_ids for text in texts]
         for place, length in TEXTS.items():
             starts = [ids[i : i + length] for ids in whole for i in range(0, len(ids), 2 * length)]
             prompts = [ids for ids in starts if len(ids) == length][: options.prompts]

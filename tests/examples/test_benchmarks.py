@@ -17,6 +17,7 @@ COMMANDS += [
     "zoo_paths.py --threads 1 --rounds 1 --prompts 2 --new-tokens 2",
     "lm_eval_grid.py --rounds 1 --prompts 2 --new-tokens 4",
     "training_curves.py --minutes 0.02 --output {folder}",
+    "rematch.py --steps 1 --seeds 1 --prompts 4 --output {folder}",
     "certificates.py sound --runs 1 --tokens 64 --output {folder}/sound.jsonl",
 ]
 
