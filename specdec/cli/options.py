@@ -166,7 +166,7 @@ class Sampling:
     top_k: Annotated[int | None, Option(help="likeliest tokens kept; default: all")] = None
     top_p: Annotated[float | None, Option(help="mass of tokens kept; default: all")] = None
     min_p: Annotated[float | None, Option(help="of the likeliest's, kept; default: all")] = None
-    seed: Annotated[int | None, Option(help="default: random, printed; 0 in evaluate")] = None
+    seed: Annotated[int | None, Option(help="default: random, printed; 0 for whole files")] = None
 
     def given(self, parts: Parts) -> dict[str, Any]:
         """The options of `generate`; `ValueError` for one that greedy decoding would not use."""

@@ -109,13 +109,15 @@ def _needs(
     bandwidth = _copied_per_second(device)
     each_s = (sizes[names[0]] or 0) / bandwidth
     shown = [f"{n}: {'not known' if s is None else f'{s / 1e9:.2f} GB'}" for n, s in sizes.items()]
+    reading = "" if plain else "out"
     notes = (
+        f"Forwards: with{reading} plain decoding, and with drafts of the published lengths.",
         f"Weights: {'; '.join(shown)}.",
         f"{device} reads {bandwidth / 1e9:.0f} GB/s here, so a forward of the target takes at "
         f"least {1e3 * each_s:.2f} ms and all of them {forwards * each_s / 3600:.1f} h, for texts "
-        f"of {max_new_tokens} tokens, batches of one and the published lengths.",
+        f"of {max_new_tokens} tokens one by one. A small model's take many times as long.",
     )
-    header = ["set", "prompts", "in the folder", "turns", "tokens at most", "forwards at most"]
+    header = ["set", "prompts", "in the folder", "turns", "tokens at most", "forwards"]
     record = {"forwards": forwards, "weight_bytes": sizes, "hours": forwards * each_s / 3600}
     return [Table(header, rows, notes)], record
 
@@ -131,7 +133,7 @@ def _weights(name: str) -> int | None:
     if name == "zoo" or kind == "zoo":
         path = zoo.WEIGHTS_DIR / ("target" if name == "zoo" else zoo.DRAFTERS[path])
     try:
-        return weight_bytes(path)
+        return weight_bytes(path) or None
     except ValueError:
         return None
 

@@ -177,7 +177,7 @@ def _check(run: Run) -> None:
     _loss_options(run)
     if run.spread_target and run.layout:
         raise ValueError("--layout saves a whole target, and --spread-target has parts of it")
-    if run.data != "zoo" and not Path(run.data).exists():
+    if not run.dry_run and run.data != "zoo" and not Path(run.data).exists():
         raise FileNotFoundError(f"no training data at {run.data}")
     if run.steps is not None and run.minutes is not None:
         raise ValueError("--minutes takes the place of --steps; leave one of them out")
@@ -346,6 +346,8 @@ def _memory_table(
         sizes = (found.target - away, found.head, found.optimizer, found.most - away + copies)
         cells.append([f"{batch} x {length}", *(f"{size / 1e9:.3g}" for size in sizes)])
     notes.append("GB in each process; at most: with gradients and all that a step holds.")
+    if len(rows) > 1:
+        notes.append("Rows grow longer over the run (--length), and the last ones must fit.")
     if args.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(args.device)
         notes.append(f"{args.device} has {total / 1e9:.0f} GB, {free / 1e9:.0f} of them free.")

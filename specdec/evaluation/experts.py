@@ -122,6 +122,7 @@ def expert_costs(
         draws: windows per size, at random but always the same.
 
     Raises:
+        TypeError: a text that is not encoded.
         ValueError: the model has no experts that Hugging Face's shared code runs, or layers with
             other numbers of them, or no text is long enough.
 
@@ -187,6 +188,8 @@ def _chosen(model: PreTrainedModel, experts: list[nn.Module], text: Any) -> np.n
         finally:
             handle.remove()
 
+    if isinstance(text, str):
+        raise TypeError(f"texts must be ids of tokens, got the text {text[:40]!r}; encode it")
     ids = torch.as_tensor(list(text), device=model.device)
     with ExitStack() as stack:
         for layer, module in enumerate(experts):

@@ -125,7 +125,9 @@ def step_memory(
                 del loss
             optimizer.step()
             optimizer.zero_grad()
-    return StepMemory(of_target, of_head, live.now - of_target - of_head, live.most)
+    kept = tree_leaves([*optimizer.state.values()])
+    of_optimizer = sum(each.nbytes for each in kept if isinstance(each, Tensor))
+    return StepMemory(of_target, of_head, of_optimizer, live.most)
 
 
 def move_parameters(module: nn.Module, device: torch.device) -> None:

@@ -109,5 +109,6 @@ class Teacher:
         logits = self._view(input_ids=ids, use_cache=False).logits
         if not self.feature_layers:
             return logits, None
-        caught = [self._features[layer] for layer in self.feature_layers]
-        return logits, torch.cat(caught, dim=-1)
+        features = torch.cat([self._features[layer] for layer in self.feature_layers], dim=-1)
+        self._features.clear()  # they would take memory until the next forward
+        return logits, features

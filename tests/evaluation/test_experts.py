@@ -89,6 +89,8 @@ def test_what_has_no_experts_or_too_short_texts_is_refused():
         expert_costs(zoo.load_target(), [[1, 2, 3]])
     with pytest.raises(ValueError, match="no text has the 9 tokens of the largest window"):
         expert_costs(mixture(), texts(2, 8))
+    with pytest.raises(TypeError, match="must be ids of tokens, got the text 'once'"):
+        expert_costs(mixture(), ["once"])
     for options in ({"draft_lengths": [0]}, {"batch_sizes": [0]}):
         with pytest.raises(ValueError, match="must be an integer >= 1, got 0"):
             expert_costs(mixture(), texts(1, 20), **options)
