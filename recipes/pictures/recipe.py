@@ -24,6 +24,7 @@ from transformers import LlavaConfig, LlavaForConditionalGeneration, LlavaProces
 
 from recipes.pictures.shapes import END, IMAGE, PATCH, SIZE, Captions, make_processor
 from specdec import SpeculativeGenerator
+from specdec.atomic import write_text
 from specdec.drafters.eagle import EagleDrafter, EagleHead
 from specdec.evaluation import difference, evaluate
 from specdec.training import (
@@ -197,7 +198,7 @@ def measure(out: Path, count: int = NUM_PROMPTS) -> dict[str, Any]:
     found["hidden head, shown - not shown"] = str(
         difference(runs["hidden", "hidden"], runs["hidden", "visible"])
     )
-    (out / "measured.json").write_text(json.dumps(found, indent=2) + "\n")
+    write_text(out / "measured.json", json.dumps(found, indent=2) + "\n")
     return found
 
 
