@@ -33,19 +33,17 @@ from specdec import (
 from specdec.arguments import check_choice, check_folder, shown
 from specdec.atomic import replacing_files, write_text
 from specdec.cli.options import refuse
+from specdec.cli.training_memory import memory_table
 from specdec.cli.training_options import LONGEST_ROWS, STEPS, Run
 from specdec.drafters.mask_token.correction import MarkovConfig
 from specdec.evaluation.intervals import counted
 from specdec.loading import find_own, load_empty_target, load_spread_target, load_target
 from specdec.settings import differences
-from specdec.show.table import Table
 from specdec.training import blocks, data, eagle, mask_token, medusa, mtp
 from specdec.training.callbacks import AcceptanceCallback
 from specdec.training.divergences import find_loss
 from specdec.training.heads import frequent_ids
 from specdec.training.losses import HeadObjective
-from specdec.training.memory import StepMemory, move_parameters, step_memory
-from specdec.training.optimizer import MuonAdamW
 from specdec.training.step_weights import find_step_weights
 from specdec.training.trainer import (
     STATE,
@@ -316,43 +314,9 @@ def _say_memory(run: Run, args: ObjectiveArguments) -> None:
         if run.length is None:
             args.row_lengths = _row_lengths(args, target)
         _, objective = _objective(run, target, ids)
-        move_parameters(objective, args.device)
-        objective.train()
-        rates = {"lr_others": args.lr_ratio * args.learning_rate, "weight_decay": args.weight_decay}
-        optimizer = MuonAdamW(objective, lr=args.learning_rate, **rates)
-        rows = []
-        for end, length in args.row_lengths:
-            whole, _ = args.batch_shape(end - 1e-9)
-            shape = max(1, whole // args.world_size), length + 1
-            text = torch.zeros(shape, dtype=torch.long, device=args.device)
-            way = partial(torch.autocast, args.device.type, torch.bfloat16, enabled=args.bf16)
-            batches = args.gradient_accumulation_steps
-            found = step_memory(objective, target, optimizer, text, batches=batches, autocast=way)
-            rows.append((len(text), length, found))
-        tables = {id(t): t for t in (target.get_input_embeddings(), target.get_output_embeddings())}
-        whole_tables = sum(w.nbytes for table in tables.values() for w in table.parameters())
+        table = memory_table(args, target, objective, is_spread=run.spread_target)
     if args.process_index == 0:
-        print(_memory_table(run, args, rows, whole_tables))
-
-
-def _memory_table(
-    run: Run, args: ObjectiveArguments, rows: list[tuple[int, int, StepMemory]], whole_tables: int
-) -> Table:
-    """Of steps by their shape."""
-    count, cells, notes = args.world_size, [], []
-    for batch, length, found in rows:
-        away = int((found.target - whole_tables) * (1 - 1 / count)) if run.spread_target else 0
-        copies = found.head if count > 1 else 0  # in which processes exchange gradients
-        sizes = (found.target - away, found.head, found.optimizer, found.most - away + copies)
-        cells.append([f"{batch} x {length}", *(f"{size / 1e9:.3g}" for size in sizes)])
-    notes.append("GB in each process; at most: with gradients and all that a step holds.")
-    if len(rows) > 1:
-        notes.append("Rows grow longer over the run (--length), and the last ones must fit.")
-    if args.device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(args.device)
-        notes.append(f"{args.device} has {total / 1e9:.0f} GB, {free / 1e9:.0f} of them free.")
-    header = ["rows x tokens", "target", "head", "optimiser", "at most"]
-    return Table(header, cells, tuple(notes))
+        print(table)
 
 
 def _say(args, text: str) -> None:

@@ -12,10 +12,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec import EagleDrafter, MaskTokenDrafter, zoo
 from specdec.cli import main
+from specdec.cli.training_memory import _of_process
 from specdec.training import BlockRollouts, TrainingTimeTest
 from specdec.training.eagle import new_head as eagle_head
 from specdec.training.mask_token import new_head as mask_head
-from specdec.training.memory import LiveBytes, move_parameters, step_memory
+from specdec.training.memory import LiveBytes, StepMemory, move_parameters, step_memory
 from specdec.training.optimizer import MuonAdamW
 
 CONFIG = LlamaConfig(
@@ -113,6 +114,13 @@ def test_a_dry_run_needs_a_configuration_alone_and_writes_nothing(kind, tmp_path
     assert float(target) == pytest.approx(whole / 1e9, rel=0.01)
     assert float(most) > float(target) + float(head) + float(optimizer)
     assert not output.exists()
+
+
+def test_of_a_spread_target_a_process_has_its_part_and_all_that_is_whole():
+    """By hand: 40 of 100 bytes are whole, half of the other 60 is elsewhere; gradients twice."""
+    assert _of_process(StepMemory(100, 10, 20, 200), 2, 40) == (70, 10, 20, 200 - 30 + 10)
+    assert _of_process(StepMemory(100, 10, 20, 200), 2, 100) == (100, 10, 20, 210)
+    assert _of_process(StepMemory(100, 10, 20, 200), 1, 40) == (100, 10, 20, 200)
 
 
 def test_a_dry_run_of_the_zoo_is_of_its_weights(tmp_path, capsys):
