@@ -15,7 +15,6 @@ _SYNCING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
 _SYNCING_OPS = {
     "aten.is_nonzero",
     "aten._assert_async",
-    "aten.histc",  # asks for the range
     "aten.multinomial",  # asks whether the weights are sound
     "aten.normal.float_Tensor",  # asks whether the standard deviations are
     "aten.normal.Tensor_Tensor",
@@ -91,8 +90,10 @@ def _waits(func: OpOverload, args: tuple, kwargs: dict) -> bool:
     names = {str(func.overloadpacket), str(func)}
     if _SYNCING_TAGS.intersection(func.tags) or names & _SYNCING_OPS:
         return True
-    given = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
-    return bool((given | kwargs).get("check_errors"))
+    given = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    if str(func.overloadpacket) == "aten.histc":  # without a range it looks for one
+        return given.get("min", 0) == given.get("max", 0)
+    return bool(given.get("check_errors"))
 
 
 def _counts_a_mask(
