@@ -338,6 +338,27 @@ def mixture() -> Iterator[Group]:
     yield "30B-A3B, lookup, K = 3", sides | {"eager": Steps(model, lookup, ids, graphs=False)}
 
 
+def indexed() -> Iterator[Group]:
+    """Layers that read 2 048 chosen keys, in contexts four and sixteen times as long."""
+    target_of.cache_clear()
+    model = shape("V3.2, five layers", max_position_embeddings=40_960)
+    if DEVICE == "cpu":
+        model.set_experts_implementation("batched_mm")
+    model.generation_config.prefill_chunk_size = 512  # HF's indexer scores all pairs of a call
+    print(roof(model))
+    for tokens in (8192, 32_768):
+        ids, lookup = prompt(model, tokens), PromptLookupDrafter(3)
+        yield (
+            f"five layers of DeepSeek-V3.2, B = 1, {tokens} tokens",
+            {
+                "no drafter": Steps(model, None, ids),
+                "lookup, K = 3": Steps(model, lookup, ids),
+                "lookup, K = 3, eager": Steps(model, lookup, ids, graphs=False),
+                "HF generate, per token": hf_generate(model, ids),
+            },
+        )
+
+
 class Successors(PromptLookupDrafter):
     """A drafter that costs nothing and always proposes the ids after the last one."""
 
@@ -468,7 +489,19 @@ def compiled_loop(model: PreTrainedModel, draft: PreTrainedModel, ids: Tensor, k
     return side
 
 
-PARTS = (step, baselines, context, trees, corrections, calls, small, hybrid, profile, mixture)
+PARTS = (
+    step,
+    baselines,
+    context,
+    trees,
+    corrections,
+    calls,
+    small,
+    hybrid,
+    profile,
+    mixture,
+    indexed,
+)
 
 
 def run(part: Callable[[], Iterator[Group]]) -> None:

@@ -1,6 +1,6 @@
 """Captured steps on a GPU equal eager ones, with the installed transformers and torch: the zoo with
-every drafter and sampler, the shapes of an 8B model, of a hybrid one and of a mixture of experts in
-bfloat16, heads with every correction, and a forward that was replaced.
+every drafter and sampler, the shapes of an 8B model, of a hybrid one, of mixtures of experts and of
+indexed attention in bfloat16, heads with every correction, and a forward that was replaced.
 
     PYTHONPATH=. python benchmarks/gpu_check.py            # --only zoo, --only hybrid, ...
 
@@ -41,6 +41,8 @@ CORRECTIONS = {
     "selector": SelectorConfig(16),
     "XPress": XPressConfig(16),
 }
+BIG = {"30B-A3B": {}, "V3.2, five layers": {"index_topk": 64}}
+"""Mixtures of experts of 57 and 61 GB; few chosen keys, so that not all of a text are."""
 shape = lru_cache(maxsize=1)(models.shape)
 
 
@@ -55,10 +57,10 @@ def of_zoo(kind: str, sampler: str = "auto") -> SpeculativeGenerator:
 
 def of_shape(name: str, draft: Callable, fuse: bool = False) -> SpeculativeGenerator:
     """Random weights of a real shape."""
-    if name == "30B-A3B":
-        shape.cache_clear()  # its 61 GB leave little room
-    model = shape(name)
-    if DEVICE == "cpu" and name == "30B-A3B":
+    if name in BIG:
+        shape.cache_clear()  # they leave little room
+    model = shape(name, **BIG.get(name, {}))
+    if DEVICE == "cpu" and name in BIG:
         model.set_experts_implementation("batched_mm")
     drafter = draft(model)
     sampler = models.DialledSampler(0.8) if drafter.tree_depth is None else "auto"
@@ -97,7 +99,7 @@ def cases() -> dict[str, Callable[[], SpeculativeGenerator]]:
         | {f"8B, {name}": partial(of_shape, "8B", head) for name, head in heads.items()}
         | {"8B fused, mask-token": partial(of_shape, "8B", heads["mask-token"], fuse=True)}
         | {f"9B hybrid, {name}": partial(of_shape, "9B hybrid", d) for name, d in hybrid.items()}
-        | {"30B-A3B, lookup": partial(of_shape, "30B-A3B", lookup["lookup"])}
+        | {f"{name}, lookup": partial(of_shape, name, lookup["lookup"]) for name in BIG}
     )
 
 

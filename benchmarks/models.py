@@ -30,9 +30,10 @@ SHAPES = {
     "0.6B": (151_936, 1024, 3072, 28, 16, 8, 128, "qwen3"),
     "30B-A3B": (151_936, 2048, 6144, 48, 32, 4, 128, "qwen3_moe"),  # 61 GB
     "9B hybrid": (248_320, 4096, 12288, 32, 16, 4, 256, "qwen3_5_text"),
+    "V3.2, five layers": (129_280, 7168, 18432, 5, 128, 128, 64, "deepseek_v32"),  # 57 GB
 }
 SMALL = dict(zip(NAMES, (512, 64, 128, 4, 4, 2, 16), strict=False))
-OTHERS = {  # sizes of experts and of gated delta nets, with those of small models
+OTHERS = {  # sizes of one kind of model, with those of small models
     "30B-A3B": {
         "moe_intermediate_size": (768, 32),
         "num_experts": (128, 8),
@@ -44,6 +45,15 @@ OTHERS = {  # sizes of experts and of gated delta nets, with those of small mode
         "linear_key_head_dim": (128, 16),
         "linear_value_head_dim": (128, 16),
     },
+    "V3.2, five layers": {
+        "num_key_value_heads": (128, 4),
+        "first_k_dense_replace": (3, 3),
+        "n_routed_experts": (256, 16),
+        "moe_intermediate_size": (2048, 32),
+        "q_lora_rank": (1536, 32),
+        "kv_lora_rank": (512, 16),
+        "index_topk": (2048, 8),
+    },
 }
 
 
@@ -52,9 +62,10 @@ def shape(name: str, **changed) -> PreTrainedModel:
     is_small = DEVICE == "cpu"
     sizes = dict(zip(NAMES, SHAPES[name], strict=True))
     sizes |= {"max_position_embeddings": 16384} | changed
-    sizes |= {key: pair[is_small] for key, pair in OTHERS.get(name, {}).items()}
     if is_small:
         sizes |= {key: min(sizes[key], size) for key, size in SMALL.items()}
+    others = {key: pair[is_small] for key, pair in OTHERS.get(name, {}).items()}
+    sizes |= {key: size for key, size in others.items() if key not in changed}
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     config = AutoConfig.for_model(
         **sizes,
