@@ -1,33 +1,46 @@
-"""Every kind of drafter, trained for one target on one text with one budget, measured in one loop.
+"""Every kind of drafter, trained for one target on one text with one budget by several losses, and
+measured in one loop.
 
     PYTHONPATH=. python benchmarks/rematch.py --output rematch
     PYTHONPATH=. python benchmarks/rematch.py --output rematch --page-only
+    PYTHONPATH=. python benchmarks/rematch.py --output rematch --losses soft_ce lk_hybrid \\
+        --steps 1000 --tokens-per-step 16384 --processes 14      # on a GPU
 
 The target is the zoo's, the text the standard library's sources. Each head sees the same tokens in
-the same order; its seconds are those of its own process (one thread), which other programs do not
-lengthen. An interrupted command goes on where it stopped. The last lines that it prints are the
-page's table and tests, made from the files in --output; beside them lies the picture.
+the same order. Heads are trained side by side, so what a step of training costs is measured alone,
+afterwards, and likewise ms per token. An interrupted command goes on where it stopped. The last
+lines that it prints are the page's tables and tests, made from the files in --output.
 """
 
 import argparse
 import json
-import time
+import multiprocessing
+import statistics
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_model, save_model
+from timing import DEVICE, about, timed
 
 from specdec import EagleDrafter, MaskTokenDrafter, ModelDrafter, MTPDrafter, training, zoo
 from specdec.drafters.mask_token.correction import MarkovConfig
 from specdec.drafters.medusa import MedusaDrafter
 from specdec.evaluation import Study, sweep
+from specdec.show.table import Table
 from specdec.training import blocks, eagle, losses, mask_token, medusa, mtp
+from specdec.training.divergences import find_loss
 from specdec.zoo import corpus
 
 K = 4
 TEXTS = {"within": 384, "beyond": 1024}
 """Tokens of the prompts: shorter than rows of training, and twice as long."""
-ROW_TOKENS = 512
+ROW_TOKENS, NUM_NEW = 512, 64
+TEMPERATURES = 0.0, 1.0
+Job = tuple[str, str, int]
+"""A kind of head, a loss and a seed."""
 
 
 def draft_model(target, seed):
@@ -54,7 +67,7 @@ CONTENDERS = {
     "P-EAGLE, Markov": heads(
         lambda m, s: mask_token.new_head(m, correction=MarkovConfig(64), seed=s),
         MaskTokenDrafter,
-        lambda drafter, target: mask_token.MaskRollouts(drafter, target, rolled_out=True),
+        partial(mask_token.MaskRollouts, rolled_out=True),
     ),
     "DFlash": heads(
         lambda m, s: mask_token.new_head(m, block=("same-position", K + 1), seed=s),
@@ -66,7 +79,7 @@ CONTENDERS = {
             m, block=("next-token", K), correction=MarkovConfig(64), seed=s
         ),
         MaskTokenDrafter,
-        lambda drafter, target: blocks.BlockRollouts(drafter, target, rolled_out=True),
+        partial(blocks.BlockRollouts, rolled_out=True),
     ),
     "MTP": heads(lambda m, s: mtp.new_head(m, K, seed=s), MTPDrafter, mtp.MultiTokenPrediction),
     "Medusa": heads(
@@ -74,96 +87,184 @@ CONTENDERS = {
     ),
     "draft LM": (
         lambda target, seed: ModelDrafter(draft_model(target, seed), K),
-        lambda drafter, target: losses.Distillation(drafter.model, target),
+        lambda drafter, target, loss: losses.Distillation(drafter.model, target, loss),
     ),
 }  # fmt: skip
-"""(target, seed) -> drafter, and (drafter, target) -> objective."""
+"""(target, seed) -> drafter, and (drafter, target, loss=) -> objective."""
 
 
-def trained(name: str, seed: int, stream, options) -> tuple:
-    """A drafter, and what its training took; from its file where it has one."""
-    target = zoo.load_target()
+def title(job: Job) -> str:
+    """The name of a drafter in studies."""
+    return "{}, {}, {}".format(*job)
+
+
+def stem(job: Job, options: argparse.Namespace) -> Path:
+    """Where a head and what its training took are kept."""
+    return options.output / title(job).replace(", ", "-").replace(" ", "-").replace(":", "=")
+
+
+def made(job: Job, target: torch.nn.Module) -> tuple:
+    """A new drafter, the module that is trained, and the objective."""
+    name, loss, seed = job
     make, objective = CONTENDERS[name]
     drafter = make(target, seed)
     own = drafter.model if isinstance(drafter, ModelDrafter) else drafter.head
-    stem = options.output / f"{name.replace(' ', '-')}-{seed}"
-    weights, card = stem.with_suffix(".safetensors"), stem.with_suffix(".json")
-    if not card.exists():
-        sizes = {"tokens_per_step": options.tokens_per_step, "row_lengths": ((1.0, ROW_TOKENS),)}
-        arguments = training.ObjectiveArguments(
-            str(stem), max_steps=options.steps, use_cpu=True, seed=seed, report_to=[],
-            save_strategy="no", disable_tqdm=True, **sizes,
-        )  # fmt: skip
-        started_s = time.process_time()
-        training.ObjectiveTrainer(objective(drafter, target), arguments, stream).train()
-        seconds = time.process_time() - started_s
-        save_model(own, str(weights))
-        parameters = sum(p.numel() for p in own.parameters() if p.requires_grad)
-        tokens = options.steps * options.tokens_per_step
-        about = {"parameters": parameters, "seconds": seconds, "tokens": tokens}
-        card.write_text(json.dumps(about))
-    load_model(own, str(weights))
-    return drafter.eval(), json.loads(card.read_text())
+    own.to(DEVICE)
+    return drafter, own, objective(drafter, target, loss=find_loss(loss))
 
 
-def page(output: Path) -> None:
-    """Prints the table and the tests, and draws the picture."""
-    cards = {p.stem: json.loads(p.read_text()) for p in sorted(output.glob("*-?.json"))}
-    for place in TEXTS:
-        study = Study.load(output / place)
-        for temperature in (0.0, 1.0):
-            own = {"temperature": temperature}
-            print(f"\n{place} the trained length, temperature {temperature:g}\n")
-            print("| head | seed | parameters | seconds | acceptance length | ms per token |")
-            print("|---|---:|---:|---:|---:|---:|")
-            for cell, run in zip(study.cells, study.runs, strict=True):
-                if cell["temperature"] != temperature:
-                    continue
-                name, _, seed = cell["drafter"].rpartition(" ")
-                card = cards.get(f"{name.replace(' ', '-')}-{seed}", {})
-                size = f"{card['parameters'] / 1e6:.2f} M" if card else ""
-                cells = [name or cell["drafter"], seed if name else "", size]
-                cells += [f"{card['seconds']:.0f}" if card else ""]
-                cells += [
-                    format(run.estimates[n], ".2f") for n in ("acceptance_length", "ms_per_token")
-                ]
-                print("| " + " | ".join(cells) + " |")
-            print(f"\nbest: {study.best(of='ms_per_token', **own)}")
-    figure = Study.load(output / "within").plot()
-    if figure is not None:
-        figure.savefig(output / "rematch.svg")
+def train(job: Job, documents: list, options: argparse.Namespace) -> str:
+    """Trains one head, and writes its weights and card, the card last."""
+    torch.set_num_threads(1)
+    _, own, objective = made(job, zoo.load_target().to(DEVICE))
+    path = stem(job, options)
+    sizes = {"tokens_per_step": options.tokens_per_step, "row_lengths": ((1.0, ROW_TOKENS),)}
+    arguments = training.ObjectiveArguments(
+        str(path), max_steps=options.steps, use_cpu=DEVICE == "cpu", bf16=DEVICE == "cuda",
+        seed=job[2], report_to=[], save_strategy="no", disable_tqdm=True, **sizes,
+    )  # fmt: skip
+    stream = training.PackedStream(documents, seed=0)
+    training.ObjectiveTrainer(objective, arguments, stream).train()
+    save_model(own, f"{path}.safetensors")
+    parameters = sum(p.numel() for p in own.parameters() if p.requires_grad)
+    card = {"parameters": parameters, "tokens": options.steps * options.tokens_per_step}
+    Path(f"{path}.json").write_text(json.dumps(card))
+    return title(job)
+
+
+def load(job: Job, target: torch.nn.Module, options: argparse.Namespace):
+    """A trained drafter."""
+    drafter, own, _ = made(job, target)
+    load_model(own, f"{stem(job, options)}.safetensors")
+    own.eval()
+    return drafter
+
+
+def prompts_of(length: int, options: argparse.Namespace) -> list[list[int]]:
+    """Pieces of held-out files."""
+    tokenizer = zoo.load_tokenizer()
+    texts = map(corpus.read_source, corpus.heldout_files())
+    whole = [tokenizer(text, verbose=False).input_ids for text in texts]
+    starts = [ids[i : i + length] for ids in whole for i in range(0, len(ids), 2 * length)]
+    return [ids for ids in starts if len(ids) == length][: options.prompts]
+
+
+def measure(place: str, jobs: list[Job], options: argparse.Namespace, **timing) -> str:
+    """A study of drafters after prompts of one length."""
+    torch.set_num_threads(1)
+    target = zoo.load_target().to(DEVICE)
+    drafters = {"none": "none"} | {title(job): load(job, target, options) for job in jobs}
+    prompts = prompts_of(TEXTS.get(place, TEXTS["within"]), options)
+    sweep(
+        target, prompts, drafters=drafters, temperatures=TEMPERATURES, max_new_tokens=NUM_NEW,
+        output=options.output / place, eos_token_id=[], **timing,
+    )  # fmt: skip
+    return place
+
+
+def step_ms(name: str, options: argparse.Namespace) -> float:
+    """Milliseconds of an objective's forward and backward pass, alone on the device."""
+    target = zoo.load_target().to(DEVICE)
+    _, _, objective = made((name, "soft_ce", 0), target)
+    rows = max(1, options.tokens_per_step // ROW_TOKENS)
+    ids = torch.randint(0, target.config.vocab_size, (rows, ROW_TOKENS + 1)).to(DEVICE)
+
+    def run() -> None:
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
+            loss = objective(ids)
+        loss.backward()
+
+    return statistics.median(timed(run)[0] for _ in range(9 if DEVICE == "cuda" else 3))
+
+
+def page(options: argparse.Namespace) -> str:
+    """The tables and what is best, from the files."""
+    steps = json.loads((options.output / "steps.json").read_text())
+    cards = {p.stem: json.loads(p.read_text()) for p in options.output.glob("*-?.json")}
+    kinds = [name for name in CONTENDERS if name in steps]
+    lines = [steps["about"]]
+    for place, temperature in product(TEXTS, TEMPERATURES):
+        study, rows = Study.load(options.output / place), []
+        runs = {
+            cell["drafter"]: run.estimates["acceptance_length"]
+            for cell, run in zip(study.cells, study.runs, strict=True)
+            if cell["temperature"] == temperature
+        }
+        for name in kinds:
+            seeds = [[(name, loss, s) for s in range(options.seeds)] for loss in options.losses]
+            means = [
+                statistics.mean(runs[title(job)].value for job in jobs if title(job) in runs)
+                for jobs in seeds
+            ]
+            rows.append([name, *(f"{mean:.2f}" for mean in means)])
+        lines.append(f"Acceptance length, prompts of {TEXTS[place]} tokens, T = {temperature:g}")
+        lines.append(Table(["head", *options.losses], rows).markdown())
+        best = study.best(of="acceptance_length", temperature=temperature)
+        kept = [cell["drafter"] for cell in best.cells]
+        half = statistics.mean((e.high - e.low) / 2 for e in runs.values())
+        lines.append(f"An interval is {half:.2f} to either side. Best, and not told apart: {kept}")
+    times, rows = Study.load(options.output / "times"), []
+    for name in ["none", *kinds]:
+        job = name, options.losses[0], 0
+        found = [
+            format(run.estimates["ms_per_token"].value, ".2f")
+            for cell, run in zip(times.cells, times.runs, strict=True)
+            if cell["drafter"] == (title(job) if name in steps else name)
+        ]
+        about_head = ["", ""]
+        if name in steps:
+            parameters = cards[stem(job, options).name]["parameters"]
+            about_head = [f"{parameters / 1e6:.2f} M", f"{steps[name]:.0f}"]
+        rows.append([name, *about_head, *found])
+    header = ["head", "parameters", "ms of a training step", "ms per token, T = 0", "T = 1"]
+    lines.append(Table(header, rows).markdown())
+    return "\n\n".join(lines)
 
 
 def main() -> None:
+    """As on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--output", type=Path, default=Path("rematch"))
+    parser.add_argument("--kinds", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
+    parser.add_argument("--losses", nargs="+", default=["soft_ce"])
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--tokens-per-step", type=int, default=1024)
-    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--train-only", action="store_true")
     parser.add_argument("--page-only", action="store_true")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     options.output.mkdir(parents=True, exist_ok=True)
+    jobs = list(product(options.kinds, options.losses, range(options.seeds)))
     if not options.page_only:
-        tokenizer, drafters = zoo.load_tokenizer(), {"none": "none"}
-        texts = map(corpus.read_source, corpus.library_files())
-        stream = training.PackedStream(training.encode_texts(texts, tokenizer), seed=0)
-        for seed in range(options.seeds):
-            for name in CONTENDERS:
-                drafters[f"{name} {seed}"], card = trained(name, seed, stream, options)
-                print(f"{name} {seed}: {card}", flush=True)
-        texts = map(corpus.read_source, corpus.heldout_files())
-        whole = [tokenizer(text, verbose=False).input_ids for text in texts]
-        for place, length in TEXTS.items():
-            starts = [ids[i : i + length] for ids in whole for i in range(0, len(ids), 2 * length)]
-            prompts = [ids for ids in starts if len(ids) == length][: options.prompts]
-            sweep(
-                zoo.load_target(), prompts, drafters=drafters, temperatures=[0.0, 1.0],
-                max_new_tokens=64, batch_size=4, timed=True, output=options.output / place,
-                eos_token_id=[],
-            )  # fmt: skip
-    page(options.output)
+        run(jobs, options)
+    if not options.train_only:
+        text = page(options)
+        (options.output / "rematch.md").write_text(text + "\n")
+        print(text)
+
+
+def run(jobs: list[Job], options: argparse.Namespace) -> None:
+    """Trains what is not trained yet, and measures all."""
+    tokenizer = zoo.load_tokenizer()
+    texts = map(corpus.read_source, corpus.library_files())
+    documents = training.encode_texts(texts, tokenizer)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.processes, spawn) as pool:
+        new = [job for job in jobs if not Path(f"{stem(job, options)}.json").exists()]
+        new.sort(key=lambda job: job[2])  # a whole seed first
+        for done in pool.map(partial(train, documents=documents, options=options), new):
+            print(done, flush=True)
+        if options.train_only:
+            return
+        batch = {"batch_size": options.prompts}
+        for place in pool.map(partial(measure, jobs=jobs, options=options, **batch), TEXTS):
+            print(place, flush=True)
+    alone = [(name, options.losses[0], 0) for name in options.kinds]
+    measure("times", alone, options, timed=True, batch_size=1, limit=8)
+    steps = {"about": about()} | {name: step_ms(name, options) for name in options.kinds}
+    (options.output / "steps.json").write_text(json.dumps(steps))
 
 
 if __name__ == "__main__":
