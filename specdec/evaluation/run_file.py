@@ -103,6 +103,14 @@ class RunFile:
     def __init__(self, path: str | Path):
         self.path = Path(path)
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is a whole first line: a process that is killed may leave less."""
+        if not self.path.exists():
+            return False
+        with self.path.open("rb") as file:
+            return file.readline().endswith(b"\n")
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keeps other processes from the file, until its end or the end of this process; without

@@ -27,6 +27,7 @@ from specdec.evaluation.cells import (
 from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.intervals import Estimate, counted, holm
 from specdec.evaluation.paired import difference, p_values, quotient, totals_of
+from specdec.evaluation.run_file import RunFile
 from specdec.evaluation.study_table import (
     provenance_of,
     rank,
@@ -83,7 +84,8 @@ class Study(Tabular):
         contents = StudyFolder(folder)
         cells, files, timed = contents.read()
         paths = {file: contents.path / file for file in files}
-        found = {file: Evaluation.load(path) for file, path in paths.items() if path.exists()}
+        begun = {file: path for file, path in paths.items() if RunFile(path).is_begun}
+        found = {file: Evaluation.load(path) for file, path in begun.items()}
         whole = [
             (cell, found[file])
             for cell, file in zip(cells, files, strict=True)

@@ -23,7 +23,7 @@ from specdec import (
     zoo,
 )
 from specdec.evaluation import Evaluation, Study, difference, sweep
-from specdec.evaluation.cells import axes_of, file_of, places_of
+from specdec.evaluation.cells import StudyFolder, axes_of, file_of, places_of
 from specdec.evaluation.study_table import _best_of_columns, ranked
 from specdec.evaluation.sweep import _short_names, read_study
 
@@ -185,6 +185,11 @@ def test_an_interrupted_study_goes_on_and_gives_the_same_tables(study, tmp_path,
     partly = Study.load(tmp_path)
     finished = [id(run) for run in study.runs[: len(partly.runs)]]
     assert len(set(finished)) == 4  # of four batches each, and nothing of the fifth
+    whole = {path.name for path in tmp_path.glob("*.jsonl")}
+    missing = sorted(set(StudyFolder(tmp_path).read()[1]) - whole)
+    (tmp_path / missing[0]).touch()  # killed before its first line was whole
+    (tmp_path / missing[1]).write_text('{"format": "specdec.ev')
+    assert len(Study.load(tmp_path).runs) == len(partly.runs)
     left = len(study.cells) - len(finished)
     assert partly.tables()[0].notes[-1] == f"Not finished yet, and left out: {left} cells."
     again = sweep(TARGET, PROMPTS, **STUDY, **OPTIONS, output=tmp_path)
