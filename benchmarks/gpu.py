@@ -73,8 +73,11 @@ class Steps:
     late. A row that ends costs as much as before.
     """
 
-    def __init__(self, target, drafter, ids: Tensor, sampler="auto", *, graphs=True, **options):
-        self.generator = SpeculativeGenerator(target, drafter, sampler, graphs=graphs)
+    def __init__(
+        self, target, drafter, ids: Tensor, sampler="auto", *, graphs=True, chunk=2048, **options
+    ):
+        options_of_loop = {"graphs": graphs, "prefill_chunk_size": chunk}
+        self.generator = SpeculativeGenerator(target, drafter, sampler, **options_of_loop)
         drafter, self.num_tokens, self.num_steps = self.generator.drafter, 0, 0
         width = (drafter.tree_depth or drafter.num_draft_tokens) + 1
         room = (NUM_STEPS * (ROUNDS + 1) + NUM_EAGER + 3) * width
@@ -344,16 +347,17 @@ def indexed() -> Iterator[Group]:
     model = shape("V3.2, five layers", max_position_embeddings=40_960)
     if DEVICE == "cpu":
         model.set_experts_implementation("batched_mm")
-    model.generation_config.prefill_chunk_size = 512  # HF's indexer scores all pairs of a call
+    chunk = 256  # HF's indexer scores all keys for all tokens of a call, 64 times
+    model.generation_config.prefill_chunk_size = chunk
     print(roof(model))
     for tokens in (8192, 32_768):
         ids, lookup = prompt(model, tokens), PromptLookupDrafter(3)
         yield (
             f"five layers of DeepSeek-V3.2, B = 1, {tokens} tokens",
             {
-                "no drafter": Steps(model, None, ids),
-                "lookup, K = 3": Steps(model, lookup, ids),
-                "lookup, K = 3, eager": Steps(model, lookup, ids, graphs=False),
+                "no drafter": Steps(model, None, ids, chunk=chunk),
+                "lookup, K = 3": Steps(model, lookup, ids, chunk=chunk),
+                "lookup, K = 3, eager": Steps(model, lookup, ids, graphs=False, chunk=chunk),
                 "HF generate, per token": hf_generate(model, ids),
             },
         )
