@@ -29,6 +29,7 @@ from specdec import EagleDrafter, MaskTokenDrafter, ModelDrafter, MTPDrafter, tr
 from specdec.drafters.mask_token.correction import MarkovConfig
 from specdec.drafters.medusa import MedusaDrafter
 from specdec.evaluation import Study, sweep
+from specdec.evaluation.intervals import holm
 from specdec.show.table import Table
 from specdec.training import blocks, eagle, losses, mask_token, medusa, mtp
 from specdec.training.divergences import find_loss
@@ -203,6 +204,7 @@ def page(options: argparse.Namespace) -> str:
         kept = [cell["drafter"] for cell in best.cells]
         half = statistics.mean((e.high - e.low) / 2 for e in runs.values())
         lines.append(f"An interval is {half:.2f} to either side. Best, and not told apart: {kept}")
+    lines += [losses_told_apart(loss, kinds, options) for loss in options.losses[1:]]
     times, rows = Study.load(options.output / "times"), []
     for name in ["none", *kinds]:
         job = name, options.losses[0], 0
@@ -219,6 +221,57 @@ def page(options: argparse.Namespace) -> str:
     header = ["head", "parameters", "ms of a training step", "ms per token, T = 0", "T = 1"]
     lines.append(Table(header, rows).markdown())
     return "\n\n".join(lines)
+
+
+def losses_told_apart(loss: str, kinds: list[str], options: argparse.Namespace) -> str:
+    """Whether heads by another loss accept more or less than those by the first one, all pairs of
+    the same kind, seed, prompts and temperature judged together.
+    """
+    first, found = options.losses[0], []
+    for place, name, seed in product(TEXTS, kinds, range(options.seeds)):
+        both = [{"drafter": title((name, each, seed))} for each in (first, loss)]
+        for test in Study.load(options.output / place).test(*both).tests:
+            about_pair = f"{name}, seed {seed}, {place}, T = {test.cell['temperature']:g}"
+            found.append((test.p_value, test.difference.value, about_pair))
+    adjusted = holm([p for p, *_ in found])
+    apart = [
+        f"{pair} ({gap:+.2f})"
+        for (_, gap, pair), p in zip(found, adjusted, strict=True)
+        if p <= 0.05
+    ]
+    less = sum(gap < 0 for _, gap, _ in found)
+    return (
+        f"{loss} against {first}: less in {less} of {len(found)} pairs; told apart, of all "
+        f"together (Holm): {', '.join(apart) or 'none'}"
+    )
+
+
+def draw(options: argparse.Namespace) -> None:
+    """The picture: each kind by its first loss, a mark for each seed, with its interval."""
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(8.2, 3.2), layout="constrained", sharey=True)
+    kinds = options.kinds[::-1]
+    for place, colour in zip(TEXTS, ("#3b6fb6", "#d98c3f"), strict=True):
+        study = Study.load(options.output / place)
+        for cell, run in zip(study.cells, study.runs, strict=True):
+            job = cell["drafter"].rsplit(", ", 2)
+            if job[0] not in kinds or job[1] != options.losses[0]:
+                continue
+            found = run.estimates["acceptance_length"]
+            shift = 0.2 * (place == "within") - 0.1 + 0.06 * int(job[2])
+            ends = [[found.value - found.low], [found.high - found.value]]
+            panels[TEMPERATURES.index(cell["temperature"])].errorbar(
+                found.value, kinds.index(job[0]) + shift, xerr=ends, fmt=".", color=colour,
+                label=f"{TEXTS[place]} tokens",
+            )  # fmt: skip
+    for ax, temperature in zip(panels, TEMPERATURES, strict=True):
+        ax.set(title=f"T = {temperature:g}", xlabel="acceptance length")
+        ax.set_yticks(range(len(kinds)), kinds)
+    handles, labels = panels[1].get_legend_handles_labels()
+    one_of_each = dict(zip(labels, handles, strict=True))
+    panels[1].legend(one_of_each.values(), one_of_each.keys(), frameon=False)
+    figure.savefig(options.output / "rematch.svg")
 
 
 def main() -> None:
@@ -243,6 +296,7 @@ def main() -> None:
         text = page(options)
         (options.output / "rematch.md").write_text(text + "\n")
         print(text)
+        draw(options)
 
 
 def run(jobs: list[Job], options: argparse.Namespace) -> None:
