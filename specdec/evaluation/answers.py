@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -166,6 +167,8 @@ def write_answers(
     rows = {(row.prompt.id, row.sample): row for row in rows_of(chosen, plan)}
     with ExitStack() as stack:
         found = team.from_first(lambda: _begun(Path(output), settings, stack))
+        if found and progress and team.is_first:
+            print(f"{len(found)} of {len(rows)} answers are in {output}", file=sys.stderr)
         batches = _batches([r for key, r in rows.items() if key not in found], plan, tokenizer)
         with progress_bar(team, len(batches), is_wanted=progress) as bar:
             together = 1 if team.does_all else team.count

@@ -93,14 +93,16 @@ def test_a_chat_template_stands_in_the_text_with_all_turns(tmp_path):
 
 
 @pytest.mark.parametrize("cut", ["between lines", "in a line", "in the first line", "no lines"])
-def test_a_file_that_was_cut_off_is_completed(cut, whole, tmp_path):
+def test_a_file_that_was_cut_off_is_completed(cut, whole, tmp_path, capsys):
     path, options = tmp_path / "texts.jsonl", {"temperature": 1.0, "seed": 5}
     written(path, **options)
     content = path.read_bytes()
     ends = [i + 1 for i, byte in enumerate(content) if byte == 10]
     keep = {"between lines": ends[4], "in a line": ends[4] + 9, "in the first line": 7}
     path.write_bytes(content[: keep.get(cut, 0)])
-    written(path, batch_size=2, **options)
+    written(path, batch_size=2, progress=True, **options)
+    is_said = f"5 of {len(TEXTS)} answers are in {path}" in capsys.readouterr().err
+    assert is_said == (keep.get(cut, 0) > 7)
     assert by_key(path) == whole
     before = path.stat().st_mtime_ns
     assert len(written(path, **options).lines) == len(TEXTS)
