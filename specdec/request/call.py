@@ -399,8 +399,8 @@ def _as_passed(request: Request, beside: Given | GivenRows, input_ids: Tensor | 
     """
     if "position_offset" in request.row_inputs:
         raise ValueError(
-            "row_inputs['position_offset'] has no effect in a call that brings more than ids, whose "
-            "positions the model's own generate() prepares; leave it out"
+            "row_inputs['position_offset'] has no effect in a call that brings more than ids: the "
+            "model's own generate() prepares its positions; leave it out"
         )
     if beside.is_embedded(input_ids):
         return replace(request, padded=request.padded[:, :0], is_embedded=True)
