@@ -163,13 +163,31 @@ def load_spread_target(name: str, *, dtype: str | torch.dtype = "auto") -> tuple
     is_local = find_pretrained(name)
     tokenizer = load_pretrained("AutoTokenizer", name, local_files_only=is_local)
     config = load_pretrained("AutoConfig", name, local_files_only=is_local)
+    spread = DistributedConfig(tp_size=count, tp_plan=spread_plan(config))
+    options = {"device": None, "is_local": is_local, "distributed_config": spread}
+    return _load_model(name, dtype=dtype, **options), tokenizer
+
+
+def spread_plan(config: Any) -> dict[str, str]:
+    """HF's plan of tensor parallelism for the layers of a causal LM, which leaves embeddings and
+    vocabulary head whole.
+
+    Args:
+        config: of the model.
+
+    Returns:
+        The style of each module, by its path.
+    """
+    from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
+
     with torch.device("meta"):
         empty = getattr(transformers, auto_class(config)).from_config(config)
     tables = {id(part) for part in (empty.get_input_embeddings(), empty.get_output_embeddings())}
-    plan = {path: "replicate" for path, part in empty.named_modules() if id(part) in tables}
-    options = {"distributed_config": DistributedConfig(tp_size=count, tp_plan=plan)}
-    model = _load_model(name, dtype=dtype, device=None, is_local=is_local, **options)
-    return model, tokenizer
+    paths = [path for path, part in empty.named_modules() if id(part) in tables]
+    if "replicate" in ALL_PARALLEL_STYLES:  # the rest comes from the model's own plan
+        return dict.fromkeys(paths, "replicate")
+    # transformers before 5.2x knows no such style, and takes a plan in place of the model's own.
+    return {path: style for path, style in empty.tp_plan.items() if path not in paths}
 
 
 def load_drafter(

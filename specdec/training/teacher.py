@@ -100,9 +100,10 @@ class Teacher:
             self.target.to(ids.device)
         rows, own = processes.rows_of_all(ids, self.target)
         for index, each in enumerate(rows):
-            found = self._read(each)
             if index == own:
-                kept = found
+                kept = self._read(each)
+            else:
+                self._read(each)  # and let go of before the next rows are read
         return kept
 
     def _read(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:

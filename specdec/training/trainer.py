@@ -82,6 +82,14 @@ class ObjectiveArguments(TrainingArguments):
             check_integer("the tokens per row of row_lengths", length, 1)
         super().__post_init__()
 
+    @property
+    def device(self) -> torch.device:
+        """Of this process. Of several on a CPU it is no "cpu:0", to which transformers 5.17 cannot
+        load an optimiser, and fake tensors on "cpu" are elsewhere.
+        """
+        device = super().device
+        return torch.device("cpu") if device.type == "cpu" else device
+
     def batch_shape(self, fraction: float) -> tuple[int, int]:
         """(B over all processes, T) of a batch at a fraction of the run."""
         lengths = (length for end, length in self.row_lengths if fraction < end)
@@ -138,8 +146,6 @@ class ObjectiveTrainer(Trainer):
         self.interruption = Interruption()
         callbacks = [self.clock, self.interruption, *(callbacks or ())]
         super().__init__(model, args, train_dataset=train_dataset, callbacks=callbacks, **options)
-        if args.device.type == "cpu":  # transformers 5.17 cannot load an optimiser to "cpu:0"
-            vars(args)["_setup_devices"] = torch.device("cpu")
         args._n_gpu = min(args.n_gpu, 1)  # as HF does for models that its DataParallel cannot copy
         if args.torch_compile:  # one program per row length: symbolic sizes would make each slower
             self.accelerator.state.dynamo_plugin.dynamic = False

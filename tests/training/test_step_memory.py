@@ -118,9 +118,10 @@ def test_a_dry_run_needs_a_configuration_alone_and_writes_nothing(kind, tmp_path
 
 def test_of_a_spread_target_a_process_has_its_part_and_all_that_is_whole():
     """By hand: 40 of 100 bytes are whole, half of the other 60 is elsewhere; gradients twice."""
-    assert _of_process(StepMemory(100, 10, 20, 200), 2, 40) == (70, 10, 20, 200 - 30 + 10)
-    assert _of_process(StepMemory(100, 10, 20, 200), 2, 100) == (100, 10, 20, 210)
-    assert _of_process(StepMemory(100, 10, 20, 200), 1, 40) == (100, 10, 20, 200)
+    step = StepMemory(100, 10, 20, 200)
+    assert _of_process(step, 2, 40) == StepMemory(70, 10, 20, 200 - 30 + 10)
+    assert _of_process(step, 2, 100) == StepMemory(100, 10, 20, 210)
+    assert _of_process(step, 1, 40) == step
 
 
 def test_a_dry_run_of_the_zoo_is_of_its_weights(tmp_path, capsys):
