@@ -1,5 +1,6 @@
 """Training an EAGLE-3 head for a target that is spread over the GPUs of one host: tokens per
-second, and memory beside the estimate of `specdec train --dry-run --spread-target`.
+second, and memory beside the estimate of `specdec train --dry-run --spread-target`; with `--fsdp`,
+for layers that FSDP2 shards (`--shard-target`).
 
     PYTHONPATH=. torchrun --nproc-per-node 2 benchmarks/gpu_training.py --shape 30B-A3B
 
@@ -28,7 +29,7 @@ from transformers.distributed import DistributedConfig
 from specdec.cli.training_memory import process_memory
 from specdec.drafters import EagleDrafter
 from specdec.hf import auto_class
-from specdec.loading import spread_plan
+from specdec.loading import keep_tables_whole, spread_plan
 from specdec.show.table import Table
 from specdec.training import (
     ObjectiveArguments,
@@ -44,9 +45,10 @@ TOKENS, LENGTH, IDS = (16_384, 2048, 32_000) if DEVICE == "cuda" else (256, 32, 
 HEADER = ["GB per process", "measured", "estimated", "estimated / measured"]
 
 
-def spread(config) -> PreTrainedModel:
+def spread(config, *, is_sharded: bool) -> PreTrainedModel:
     """The part of a random model that is this process's. HF loads zeros that take no memory."""
     count = distributed.get_world_size()
+    plan = {"tp_size": count, "tp_plan": spread_plan(config)}
     kind = getattr(transformers, auto_class(config))
     with torch.device("meta"):
         empty = kind.from_config(config, dtype=torch.bfloat16)
@@ -56,7 +58,7 @@ def spread(config) -> PreTrainedModel:
         config=config,
         state_dict={name: zero.expand(each.shape) for name, each in empty.state_dict().items()},
         dtype=torch.bfloat16,
-        distributed_config=DistributedConfig(tp_size=count, tp_plan=spread_plan(config)),
+        distributed_config=DistributedConfig(**{"fsdp_size": count} if is_sharded else plan),
     )
     torch.manual_seed(0)  # what is whole is the same in all processes
     for weight in model.parameters():
@@ -65,6 +67,8 @@ def spread(config) -> PreTrainedModel:
         own = weight.to_local() if isinstance(weight, DTensor) else weight
         with torch.no_grad():
             own.fill_(1.0) if own.dim() == 1 else own.normal_(std=0.02)
+    if is_sharded:
+        keep_tables_whole(model.requires_grad_(False))
     return model.eval()
 
 
@@ -90,11 +94,12 @@ def objective_of(target: PreTrainedModel, ids: Tensor) -> TrainingTimeTest:
     )
 
 
-def estimate(config, args: ObjectiveArguments, ids: Tensor) -> StepMemory:
+def estimate(config, args: ObjectiveArguments, ids: Tensor, *, is_sharded: bool) -> StepMemory:
     """What the dry run says of the same arguments."""
+    ways = {"is_sharded": is_sharded, "is_spread": not is_sharded}
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device(args.device):
         target = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-        ((_, found),) = process_memory(args, target, objective_of(target, ids), is_spread=True)
+        ((_, found),) = process_memory(args, target, objective_of(target, ids), **ways)
     return found
 
 
@@ -133,9 +138,9 @@ def page(options: argparse.Namespace, folder: str) -> str:
     config = config_of(options.shape)
     ids = torch.arange(IDS, device="cpu")
     say(started_s, f"{args.world_size} processes have met")
-    estimated = estimate(config, args, ids)
+    estimated = estimate(config, args, ids, is_sharded=options.fsdp)
     say(started_s, f"estimated {estimated.most / 1e9:.1f} GB")
-    target = spread(config)
+    target = spread(config, is_sharded=options.fsdp)
     held = torch.cuda.memory_allocated() if DEVICE == "cuda" else 0
     say(started_s, f"the target is built, {held / 1e9:.1f} GB in each process")
     objective, watch = objective_of(target, ids), Watch()
@@ -155,7 +160,8 @@ def page(options: argparse.Namespace, folder: str) -> str:
     where = f"{len(found)} x {about()}"
     what = f"{options.shape} shape" if DEVICE == "cuda" else f"a small shape like {options.shape}"
     what += f" ({sum(w.numel() for w in target.parameters()) / 1e9:.3g} B parameters), random "
-    what += f"weights, tensor parallelism; {STEPS} steps of {args.tokens_per_step} tokens in rows "
+    way = "layers sharded by FSDP2" if options.fsdp else "tensor parallelism"
+    what += f"weights, {way}; {STEPS} steps of {args.tokens_per_step} tokens in rows "
     what += f"of {options.length}"
     told = f"{speed:.0f} tokens/s; loss of the first and the last step, and the sum of the head's "
     told += f"weights, by process: {'; '.join(', '.join(each) for each in ends)}"
@@ -172,6 +178,7 @@ def main() -> None:
     """As on the command line, in each process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=("8B", "30B-A3B"), default="30B-A3B")
+    parser.add_argument("--fsdp", action="store_true", help="not tensor parallelism")
     parser.add_argument("--tokens-per-step", type=int, default=TOKENS)
     parser.add_argument("--length", type=int, default=LENGTH)
     options = parser.parse_args()
@@ -183,7 +190,8 @@ def main() -> None:
     if distributed.get_rank() == 0:
         print(text)
         if "OUT" in os.environ:
-            Path(os.environ["OUT"], "gpu_training.md").write_text(text + "\n", encoding="utf-8")
+            name = "gpu_training_fsdp.md" if options.fsdp else "gpu_training.md"
+            Path(os.environ["OUT"], name).write_text(text + "\n", encoding="utf-8")
     distributed.destroy_process_group()
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_choice, shown
@@ -151,11 +152,57 @@ def load_spread_target(name: str, *, dtype: str | torch.dtype = "auto") -> tuple
     Raises:
         ValueError: there is one process only, or the model cannot be spread over so many.
     """
+    from transformers.distributed import DistributedConfig
+
+    def plan(config: Any) -> DistributedConfig:
+        return DistributedConfig(tp_size=_num_processes(), tp_plan=spread_plan(config))
+
+    return _load_in_parts(name, dtype, plan)
+
+
+def load_sharded_target(name: str, *, dtype: str | torch.dtype = "auto") -> tuple[Any, Any]:
+    """As `load_spread_target`, but for FSDP2, by HF's plan for the model: each process keeps a part
+    of every layer and gathers the layer whenever it computes it, for tokens of its own. All
+    processes must call it equally often.
+
+    Args:
+        name, dtype: as for `load_target`.
+
+    Raises:
+        ValueError: there is one process only, or HF has no such plan for the model.
+    """
+    from transformers.distributed import DistributedConfig
+
+    found = _load_in_parts(name, dtype, lambda _: DistributedConfig(fsdp_size=_num_processes()))
+    model, tokenizer = found
+    keep_tables_whole(model.requires_grad_(False))
+    return model, tokenizer
+
+
+def keep_tables_whole(model: PreTrainedModel) -> None:
+    """Gathers what lies outside of the decoder layers of a model under FSDP2, once and for all:
+    embeddings, vocabulary head and norms.
+    """
+    from specdec.targets.features import decoder_layers
+
+    layers = {id(part) for layer in decoder_layers(model)[1] for part in layer.modules()}
+    for part in model.modules():
+        if isinstance(part, FSDPModule) and id(part) not in layers:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+
+
+def _num_processes() -> int:
+    """That were started together; refuses one alone."""
     count = int(os.environ.get("WORLD_SIZE", 1))
     if count == 1:
         raise ValueError("a target is spread over several processes; start them with torchrun")
-    from transformers.distributed import DistributedConfig
+    return count
 
+
+def _load_in_parts(name: str, dtype: Any, plan: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """A model's part of this process, by HF's plan for its configuration, and its tokenizer."""
+    _num_processes()  # before anything is read
     if name == "zoo":
         from specdec import zoo
 
@@ -163,8 +210,7 @@ def load_spread_target(name: str, *, dtype: str | torch.dtype = "auto") -> tuple
     is_local = find_pretrained(name)
     tokenizer = load_pretrained("AutoTokenizer", name, local_files_only=is_local)
     config = load_pretrained("AutoConfig", name, local_files_only=is_local)
-    spread = DistributedConfig(tp_size=count, tp_plan=spread_plan(config))
-    options = {"device": None, "is_local": is_local, "distributed_config": spread}
+    options = {"device": None, "is_local": is_local, "distributed_config": plan(config)}
     return _load_model(name, dtype=dtype, **options), tokenizer
 
 
@@ -186,7 +232,7 @@ def spread_plan(config: Any) -> dict[str, str]:
     paths = [path for path, part in empty.named_modules() if id(part) in tables]
     if "replicate" in ALL_PARALLEL_STYLES:  # the rest comes from the model's own plan
         return dict.fromkeys(paths, "replicate")
-    # transformers before 5.2x knows no such style, and takes a plan in place of the model's own.
+    # transformers 5.17 has no such style, and takes a plan in place of the model's own.
     return {path: style for path, style in empty.tp_plan.items() if path not in paths}
 
 

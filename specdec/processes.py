@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import distributed, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
@@ -142,7 +143,7 @@ def agreed(value: T, model: nn.Module) -> T:
 def rows_of_all(rows: torch.Tensor, model: nn.Module) -> tuple[list[torch.Tensor], int]:
     """The rows of all processes over which a model is spread, which compute one forward together
     and so must read the same rows; and which of them are this process's. Where all have the same,
-    they are there once.
+    they are there once. Under FSDP2 each process computes forwards of its own.
 
     Args:
         rows: of the same shape in every process.
@@ -153,7 +154,7 @@ def rows_of_all(rows: torch.Tensor, model: nn.Module) -> tuple[list[torch.Tensor
         ([tensor([[1, 2]])], 0)
     """
     groups = _groups(model)
-    if not groups:
+    if not groups or is_sharded(model):
         return [rows], 0
     (group,) = groups
     found = [torch.empty_like(rows) for _ in range(distributed.get_world_size(group))]
@@ -166,6 +167,13 @@ def rows_of_all(rows: torch.Tensor, model: nn.Module) -> tuple[list[torch.Tensor
 def is_spread(model: nn.Module) -> bool:
     """Whether a part of the model is in each of several processes."""
     return any(group.size() > 1 for group in _groups(model))
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a model is under FSDP2: its layers are gathered whenever they compute, so all of its
+    processes must call it equally often, with rows of their own.
+    """
+    return any(isinstance(part, FSDPModule) for part in model.modules())
 
 
 def _groups(model: nn.Module) -> list[Any]:
