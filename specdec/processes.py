@@ -5,7 +5,8 @@ of them agree on. `accelerate launch` and `torchrun` start them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -174,6 +175,31 @@ def is_sharded(model: nn.Module) -> bool:
     processes must call it equally often, with rows of their own.
     """
     return any(isinstance(part, FSDPModule) for part in model.modules())
+
+
+@contextmanager
+def gathered(module: nn.Module) -> Iterator[None]:
+    """The weights of a module that are in parts (FSDP2) are whole in each process for a while, for
+    reading; all processes must enter it. Other weights are left as they are.
+
+    Example:
+        >>> with gathered(layer := nn.Linear(1, 1)):
+        ...     layer.weight.shape
+        torch.Size([1, 1])
+    """
+    owned = [(part._parameters, name) for part in module.modules() for name in part._parameters]
+    parts = [(own, name, own[name]) for own, name in owned if isinstance(own[name], DTensor)]
+    whole: dict[int, nn.Parameter] = {}  # one for a weight that several modules share
+    for own, name, weight in parts:
+        if id(weight) not in whole:
+            values = weight.detach().full_tensor()
+            whole[id(weight)] = nn.Parameter(values, requires_grad=weight.requires_grad)
+        own[name] = whole[id(weight)]
+    try:
+        yield
+    finally:
+        for own, name, weight in parts:
+            own[name] = weight
 
 
 def _groups(model: nn.Module) -> list[Any]:

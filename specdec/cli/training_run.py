@@ -126,16 +126,22 @@ def train(run: Run, others: list[str]) -> None:
     if trainer.is_world_process_zero():
         write_text(Path(args.output_dir, RECORD), json.dumps(record))
     trainer.train_or_resume()
-    if trainer.is_world_process_zero():
-        whole = () if run.layout is None else (run.layout, target)  # as engines want it
-        notes = drafter.save_pretrained(run.output, *whole)
-        if whole:
-            with replacing_files(run.output) as new:
-                tokenizer.save_pretrained(new)
-        for note in notes or ():
-            print(f"note: {note}")
-        _print_next(run)
+    with processes.gathered(objective):
+        if trainer.is_world_process_zero():
+            _save(run, drafter, target, tokenizer)
     trainer.accelerator.wait_for_everyone()
+
+
+def _save(run: Run, drafter, target, tokenizer) -> None:
+    """Writes the trained head, and says what comes next."""
+    whole = () if run.layout is None else (run.layout, target)  # as engines want it
+    notes = drafter.save_pretrained(run.output, *whole)
+    if whole:
+        with replacing_files(run.output) as new:
+            tokenizer.save_pretrained(new)
+    for note in notes or ():
+        print(f"note: {note}")
+    _print_next(run)
 
 
 def _load(run: Run) -> tuple[Any, Any]:

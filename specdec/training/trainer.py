@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from specdec.arguments import check_integer, check_number
-from specdec.training.callbacks import Clock, Interruption
+from specdec.training.callbacks import BatchSizes, Clock, Interruption
 from specdec.training.data import PackedStream
 from specdec.training.optimizer import MuonAdamW
 
@@ -144,7 +144,10 @@ class ObjectiveTrainer(Trainer):
     ):
         self.clock = Clock(args.minutes, args.checkpoint_minutes)
         self.interruption = Interruption()
-        callbacks = [self.clock, self.interruption, *(callbacks or ())]
+        batches, ends = args.gradient_accumulation_steps, [end for end, _ in args.row_lengths]
+        rows = [args.batch_shape(end - 1e-9)[0] * batches for end in ends]
+        self.batch_sizes = BatchSizes(rows, args.world_size)
+        callbacks = [self.clock, self.batch_sizes, self.interruption, *(callbacks or ())]
         super().__init__(model, args, train_dataset=train_dataset, callbacks=callbacks, **options)
         args._n_gpu = min(args.n_gpu, 1)  # as HF does for models that its DataParallel cannot copy
         if args.torch_compile:  # one program per row length: symbolic sizes would make each slower
@@ -160,18 +163,39 @@ class ObjectiveTrainer(Trainer):
         Raises:
             FloatingPointError: the loss or a weight is not finite; such weights are not saved.
             KeyboardInterrupt: a signal came. The step under way was completed and saved.
+            ValueError: the checkpoint is of a run whose steps had other rows (because of another
+                number of processes), or was written under FSDP and this is none, or the reverse.
         """
         folder = last_checkpoint(self.args.output_dir)
         state = folder and TrainerState.load_from_json(str(folder / STATE))
+        if state:
+            self._check_layout(folder)
+            if not is_finished(state, self.args):
+                self.batch_sizes.check(state)
         if state and is_finished(state, self.args):
-            self.model.load_state_dict(load_file(folder / "model.safetensors"))
-            self.state = state
-            return state
+            if not self.is_fsdp_enabled:  # its weights are read into parts, with the first step
+                self.model.load_state_dict(load_file(folder / "model.safetensors"))
+                self.state = state
+                return state
         # The last one, so that it sees a signal that came while another measured.
         self.add_callback(self.pop_callback(Interruption))
         with self.interruption.listening():
             self.train(resume_from_checkpoint=folder and str(folder))
         return self.state
+
+    def _check_layout(self, folder: Path) -> None:
+        """Refuses a checkpoint in parts without FSDP, and a whole one under it."""
+        is_whole = any((folder / name).exists() for name in ("optimizer.pt", "model.safetensors"))
+        if is_whole and self.is_fsdp_enabled:
+            raise ValueError(
+                f"{folder} is whole, and FSDP reads parts; go on without --use_fsdp, in any number "
+                "of processes"
+            )
+        if not is_whole and not self.is_fsdp_enabled:
+            raise ValueError(
+                f"{folder} is in the parts that FSDP writes; go on under accelerate launch "
+                "--use_fsdp --fsdp_version 2, in two processes or more"
+            )
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The objective's own."""
