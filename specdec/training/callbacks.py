@@ -285,9 +285,9 @@ class BatchSizes(TrainerCallback, ExportableState):
         if kept is not None and kept["rows"] != self.rows:
             theirs, ours = (", ".join(map(str, rows)) for rows in (kept["rows"], self.rows))
             raise ValueError(
-                f"the checkpoint's steps had {theirs} rows, over {kept['processes']} processes, and "
-                f"{self.processes} would take {ours}; start {kept['processes']} processes, or "
-                "another number that divides these rows with the same accumulation"
+                f"the checkpoint's steps had {theirs} rows, over {kept['processes']} processes, "
+                f"and {self.processes} would take {ours}; start {kept['processes']} processes, or "
+                "another number that divides these rows, with the same accumulation"
             )
 
 

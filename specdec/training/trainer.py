@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils.constants import FSDP_MODEL_NAME
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.distributed import checkpoint
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from specdec.arguments import check_integer, check_number
@@ -168,30 +170,37 @@ class ObjectiveTrainer(Trainer):
         """
         folder = last_checkpoint(self.args.output_dir)
         state = folder and TrainerState.load_from_json(str(folder / STATE))
+        if state and is_finished(state, self.args):
+            self._load_weights(folder)
+            self.state = state
+            return state
         if state:
             self._check_layout(folder)
-            if not is_finished(state, self.args):
-                self.batch_sizes.check(state)
-        if state and is_finished(state, self.args):
-            if not self.is_fsdp_enabled:  # its weights are read into parts, with the first step
-                self.model.load_state_dict(load_file(folder / "model.safetensors"))
-                self.state = state
-                return state
+            self.batch_sizes.check(state)
         # The last one, so that it sees a signal that came while another measured.
         self.add_callback(self.pop_callback(Interruption))
         with self.interruption.listening():
             self.train(resume_from_checkpoint=folder and str(folder))
         return self.state
 
+    def _load_weights(self, folder: Path) -> None:
+        """Those of a finished run, whatever its processes were."""
+        if (file := folder / "model.safetensors").exists():
+            self.model.load_state_dict(load_file(file))
+            return
+        kept = {"model": self.model.state_dict()}
+        checkpoint.load(kept, checkpoint_id=folder / f"{FSDP_MODEL_NAME}_0")
+        self.model.load_state_dict(kept["model"])
+
     def _check_layout(self, folder: Path) -> None:
         """Refuses a checkpoint in parts without FSDP, and a whole one under it."""
-        is_whole = any((folder / name).exists() for name in ("optimizer.pt", "model.safetensors"))
-        if is_whole and self.is_fsdp_enabled:
+        is_in_parts = any(folder.glob(f"{FSDP_MODEL_NAME}*"))
+        if self.is_fsdp_enabled and not is_in_parts:
             raise ValueError(
                 f"{folder} is whole, and FSDP reads parts; go on without --use_fsdp, in any number "
                 "of processes"
             )
-        if not is_whole and not self.is_fsdp_enabled:
+        if is_in_parts and not self.is_fsdp_enabled:
             raise ValueError(
                 f"{folder} is in the parts that FSDP writes; go on under accelerate launch "
                 "--use_fsdp --fsdp_version 2, in two processes or more"
