@@ -113,7 +113,8 @@ def load_target(
         from specdec import zoo
 
         dtype = getattr(torch, "float32" if dtype == "auto" else str(dtype).removeprefix("torch."))
-        return zoo.load_target(dtype=dtype).to(device), zoo.load_tokenizer()
+        with _whole_in_each_process():
+            return zoo.load_target(dtype=dtype).to(device), zoo.load_tokenizer()
     is_local = find_pretrained(name)
     tokenizer = load_pretrained("AutoTokenizer", name, local_files_only=is_local)
     return _load_model(name, dtype=dtype, device=device, is_local=is_local), tokenizer
@@ -491,12 +492,29 @@ def load_pretrained(kind: str, name: str, **options: Any) -> Any:
         ValueError: with HF's error, of whatever kind.
     """
     try:
-        return getattr(transformers, kind).from_pretrained(name, **options)
+        with _whole_in_each_process():
+            return getattr(transformers, kind).from_pretrained(name, **options)
     except Exception as error:  # damaged or hostile files end in errors of any kind
         raise ValueError(
             f"cannot load {name!r}: it must be a folder or a Hugging Face id of a causal LM with "
             f"its tokenizer ({type(error).__name__}: {error})"
         ) from error
+
+
+@contextmanager
+def _whole_in_each_process() -> Iterator[None]:
+    """`accelerate launch --use_fsdp` has all processes but the first load zeros, which FSDP fills
+    in models that it trains; a target is none.
+    """
+    name = "FSDP_CPU_RAM_EFFICIENT_LOADING"
+    found = os.environ.get(name)
+    if found is not None:
+        os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if found is not None:
+            os.environ[name] = found
 
 
 def _of_text(
