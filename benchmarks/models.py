@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from timing import DEVICE
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter
 from specdec.drafters.eagle import EagleConfig, EagleHead
@@ -59,6 +59,14 @@ OTHERS = {  # sizes of one kind of model, with those of small models
 
 def shape(name: str, **changed) -> PreTrainedModel:
     """A model of SHAPES in bfloat16, built where it runs; without a GPU a small one of its kind."""
+    config = config_of(name, **changed)
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+
+
+def config_of(name: str, **changed) -> PreTrainedConfig:
+    """The configuration of a model of SHAPES; without a GPU of a small one of its kind."""
     is_small = DEVICE == "cpu"
     sizes = dict(zip(NAMES, SHAPES[name], strict=True))
     sizes |= {"max_position_embeddings": 16384} | changed
@@ -67,14 +75,7 @@ def shape(name: str, **changed) -> PreTrainedModel:
     others = {key: pair[is_small] for key, pair in OTHERS.get(name, {}).items()}
     sizes |= {key: size for key, size in others.items() if key not in changed}
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    config = AutoConfig.for_model(
-        **sizes,
-        **special,
-        tie_word_embeddings=name == "0.6B",
-    )
-    torch.manual_seed(0)
-    with torch.device(DEVICE):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    return AutoConfig.for_model(**sizes, **special, tie_word_embeddings=name == "0.6B")
 
 
 def prompt(model: PreTrainedModel, length: int, rows: int = 1, seed: int = 0) -> Tensor:

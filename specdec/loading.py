@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_choice, shown
@@ -112,7 +113,8 @@ def load_target(
         from specdec import zoo
 
         dtype = getattr(torch, "float32" if dtype == "auto" else str(dtype).removeprefix("torch."))
-        return zoo.load_target(dtype=dtype).to(device), zoo.load_tokenizer()
+        with _whole_in_each_process():
+            return zoo.load_target(dtype=dtype).to(device), zoo.load_tokenizer()
     is_local = find_pretrained(name)
     tokenizer = load_pretrained("AutoTokenizer", name, local_files_only=is_local)
     return _load_model(name, dtype=dtype, device=device, is_local=is_local), tokenizer
@@ -151,11 +153,57 @@ def load_spread_target(name: str, *, dtype: str | torch.dtype = "auto") -> tuple
     Raises:
         ValueError: there is one process only, or the model cannot be spread over so many.
     """
+    from transformers.distributed import DistributedConfig
+
+    def plan(config: Any) -> DistributedConfig:
+        return DistributedConfig(tp_size=_num_processes(), tp_plan=spread_plan(config))
+
+    return _load_in_parts(name, dtype, plan)
+
+
+def load_sharded_target(name: str, *, dtype: str | torch.dtype = "auto") -> tuple[Any, Any]:
+    """As `load_spread_target`, but for FSDP2, by HF's plan for the model: each process keeps a part
+    of every layer and gathers the layer whenever it computes it, for tokens of its own. All
+    processes must call it equally often.
+
+    Args:
+        name, dtype: as for `load_target`.
+
+    Raises:
+        ValueError: there is one process only, or HF has no such plan for the model.
+    """
+    from transformers.distributed import DistributedConfig
+
+    found = _load_in_parts(name, dtype, lambda _: DistributedConfig(fsdp_size=_num_processes()))
+    model, tokenizer = found
+    keep_tables_whole(model.requires_grad_(False))
+    return model, tokenizer
+
+
+def keep_tables_whole(model: PreTrainedModel) -> None:
+    """Gathers what lies outside of the decoder layers of a model under FSDP2, once and for all:
+    embeddings, vocabulary head and norms.
+    """
+    from specdec.targets.features import decoder_layers
+
+    layers = {id(part) for layer in decoder_layers(model)[1] for part in layer.modules()}
+    for part in model.modules():
+        if isinstance(part, FSDPModule) and id(part) not in layers:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+
+
+def _num_processes() -> int:
+    """That were started together; refuses one alone."""
     count = int(os.environ.get("WORLD_SIZE", 1))
     if count == 1:
         raise ValueError("a target is spread over several processes; start them with torchrun")
-    from transformers.distributed import DistributedConfig
+    return count
 
+
+def _load_in_parts(name: str, dtype: Any, plan: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """A model's part of this process, by HF's plan for its configuration, and its tokenizer."""
+    _num_processes()  # before anything is read
     if name == "zoo":
         from specdec import zoo
 
@@ -163,13 +211,30 @@ def load_spread_target(name: str, *, dtype: str | torch.dtype = "auto") -> tuple
     is_local = find_pretrained(name)
     tokenizer = load_pretrained("AutoTokenizer", name, local_files_only=is_local)
     config = load_pretrained("AutoConfig", name, local_files_only=is_local)
+    options = {"device": None, "is_local": is_local, "distributed_config": plan(config)}
+    return _load_model(name, dtype=dtype, **options), tokenizer
+
+
+def spread_plan(config: Any) -> dict[str, str]:
+    """HF's plan of tensor parallelism for the layers of a causal LM, which leaves embeddings and
+    vocabulary head whole.
+
+    Args:
+        config: of the model.
+
+    Returns:
+        The style of each module, by its path.
+    """
+    from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
+
     with torch.device("meta"):
         empty = getattr(transformers, auto_class(config)).from_config(config)
     tables = {id(part) for part in (empty.get_input_embeddings(), empty.get_output_embeddings())}
-    plan = {path: "replicate" for path, part in empty.named_modules() if id(part) in tables}
-    options = {"distributed_config": DistributedConfig(tp_size=count, tp_plan=plan)}
-    model = _load_model(name, dtype=dtype, device=None, is_local=is_local, **options)
-    return model, tokenizer
+    paths = [path for path, part in empty.named_modules() if id(part) in tables]
+    if "replicate" in ALL_PARALLEL_STYLES:  # the rest comes from the model's own plan
+        return dict.fromkeys(paths, "replicate")
+    # transformers 5.17 has no such style, and takes a plan in place of the model's own.
+    return {path: style for path, style in empty.tp_plan.items() if path not in paths}
 
 
 def load_drafter(
@@ -427,12 +492,29 @@ def load_pretrained(kind: str, name: str, **options: Any) -> Any:
         ValueError: with HF's error, of whatever kind.
     """
     try:
-        return getattr(transformers, kind).from_pretrained(name, **options)
+        with _whole_in_each_process():
+            return getattr(transformers, kind).from_pretrained(name, **options)
     except Exception as error:  # damaged or hostile files end in errors of any kind
         raise ValueError(
             f"cannot load {name!r}: it must be a folder or a Hugging Face id of a causal LM with "
             f"its tokenizer ({type(error).__name__}: {error})"
         ) from error
+
+
+@contextmanager
+def _whole_in_each_process() -> Iterator[None]:
+    """`accelerate launch --use_fsdp` has all processes but the first load zeros, which FSDP fills
+    in models that it trains; a target is none.
+    """
+    name = "FSDP_CPU_RAM_EFFICIENT_LOADING"
+    found = os.environ.get(name)
+    if found is not None:
+        os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if found is not None:
+            os.environ[name] = found
 
 
 def _of_text(

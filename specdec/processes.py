@@ -5,12 +5,14 @@ of them agree on. `accelerate launch` and `torchrun` start them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import distributed, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
@@ -142,7 +144,7 @@ def agreed(value: T, model: nn.Module) -> T:
 def rows_of_all(rows: torch.Tensor, model: nn.Module) -> tuple[list[torch.Tensor], int]:
     """The rows of all processes over which a model is spread, which compute one forward together
     and so must read the same rows; and which of them are this process's. Where all have the same,
-    they are there once.
+    they are there once. Under FSDP2 each process computes forwards of its own.
 
     Args:
         rows: of the same shape in every process.
@@ -153,7 +155,7 @@ def rows_of_all(rows: torch.Tensor, model: nn.Module) -> tuple[list[torch.Tensor
         ([tensor([[1, 2]])], 0)
     """
     groups = _groups(model)
-    if not groups:
+    if not groups or is_sharded(model):
         return [rows], 0
     (group,) = groups
     found = [torch.empty_like(rows) for _ in range(distributed.get_world_size(group))]
@@ -166,6 +168,38 @@ def rows_of_all(rows: torch.Tensor, model: nn.Module) -> tuple[list[torch.Tensor
 def is_spread(model: nn.Module) -> bool:
     """Whether a part of the model is in each of several processes."""
     return any(group.size() > 1 for group in _groups(model))
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a model is under FSDP2: its layers are gathered whenever they compute, so all of its
+    processes must call it equally often, with rows of their own.
+    """
+    return any(isinstance(part, FSDPModule) for part in model.modules())
+
+
+@contextmanager
+def gathered(module: nn.Module) -> Iterator[None]:
+    """The weights of a module that are in parts (FSDP2) are whole in each process for a while, for
+    reading; all processes must enter it. Other weights are left as they are.
+
+    Example:
+        >>> with gathered(layer := nn.Linear(1, 1)):
+        ...     layer.weight.shape
+        torch.Size([1, 1])
+    """
+    owned = [(part._parameters, name) for part in module.modules() for name in part._parameters]
+    parts = [(own, name, own[name]) for own, name in owned if isinstance(own[name], DTensor)]
+    whole: dict[int, nn.Parameter] = {}  # one for a weight that several modules share
+    for own, name, weight in parts:
+        if id(weight) not in whole:
+            values = weight.detach().full_tensor()
+            whole[id(weight)] = nn.Parameter(values, requires_grad=weight.requires_grad)
+        own[name] = whole[id(weight)]
+    try:
+        yield
+    finally:
+        for own, name, weight in parts:
+            own[name] = weight
 
 
 def _groups(model: nn.Module) -> list[Any]:

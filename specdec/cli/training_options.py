@@ -38,6 +38,10 @@ SPREAD = (
     "a part of the target in each process of torchrun (tensor parallelism); the head and its "
     "optimiser are whole in each"
 )
+SHARD = (
+    "a part of every layer of the target in each process of torchrun or accelerate (FSDP2), which "
+    "reads rows of its own and gathers a layer at a time; not with --spread-target"
+)
 LAYOUT = "of MTP modules, saved with the whole target for engines; default: the modules alone"
 
 
@@ -71,6 +75,7 @@ class Run:
         Literal["bf16", "no"] | None, Option(help="default: bf16, no on a CPU")
     ] = None
     spread_target: Annotated[bool, Option("--spread-target", help=SPREAD)] = False
+    shard_target: Annotated[bool, Option("--shard-target", help=SHARD)] = False
     compile: Annotated[bool, Option("--compile", help="run the loss through torch.compile")] = False
     seed: Annotated[int, Option(help="of weights and data")] = 0
     dry_run: Annotated[bool, Option("--dry-run", help="only say what memory a step takes")] = False

@@ -37,7 +37,13 @@ from specdec.cli.training_memory import memory_table
 from specdec.cli.training_options import LONGEST_ROWS, STEPS, Run
 from specdec.drafters.mask_token.correction import MarkovConfig
 from specdec.evaluation.intervals import counted
-from specdec.loading import find_own, load_empty_target, load_spread_target, load_target
+from specdec.loading import (
+    find_own,
+    load_empty_target,
+    load_sharded_target,
+    load_spread_target,
+    load_target,
+)
 from specdec.settings import differences
 from specdec.training import blocks, data, eagle, mask_token, medusa, mtp
 from specdec.training.callbacks import AcceptanceCallback
@@ -75,7 +81,7 @@ FLAGS = {
 modules use the target's vocabulary head, and so propose all of its ids.
 """
 FREE = ("output", "steps", "minutes", "accumulation", "checkpoint_minutes", "evaluate_every")
-FREE += ("compile", "spread_target")
+FREE += ("compile", "spread_target", "shard_target")
 """Arguments with which a run goes on whatever they are."""
 
 
@@ -95,8 +101,7 @@ def train(run: Run, others: list[str]) -> None:
         _check_same_run(folder, record)
         if _is_complete(folder, run, args):
             return
-    load = load_spread_target if run.spread_target else load_target
-    target, tokenizer = load(run.target)
+    target, tokenizer = _load(run)
     if len(tokenizer) > (size := target.get_input_embeddings().weight.shape[0]):
         raise ValueError(
             f"the tokenizer of {run.target} has {len(tokenizer)} tokens, its model only {size}"
@@ -121,16 +126,29 @@ def train(run: Run, others: list[str]) -> None:
     if trainer.is_world_process_zero():
         write_text(Path(args.output_dir, RECORD), json.dumps(record))
     trainer.train_or_resume()
-    if trainer.is_world_process_zero():
-        whole = () if run.layout is None else (run.layout, target)  # as engines want it
-        notes = drafter.save_pretrained(run.output, *whole)
-        if whole:
-            with replacing_files(run.output) as new:
-                tokenizer.save_pretrained(new)
-        for note in notes or ():
-            print(f"note: {note}")
-        _print_next(run)
+    with processes.gathered(objective):
+        if trainer.is_world_process_zero():
+            _save(run, drafter, target, tokenizer)
     trainer.accelerator.wait_for_everyone()
+
+
+def _save(run: Run, drafter, target, tokenizer) -> None:
+    """Writes the trained head, and says what comes next."""
+    whole = () if run.layout is None else (run.layout, target)  # as engines want it
+    notes = drafter.save_pretrained(run.output, *whole)
+    if whole:
+        with replacing_files(run.output) as new:
+            tokenizer.save_pretrained(new)
+    for note in notes or ():
+        print(f"note: {note}")
+    _print_next(run)
+
+
+def _load(run: Run) -> tuple[Any, Any]:
+    """The target, or this process's parts of it, and its tokenizer."""
+    if run.shard_target:
+        return load_sharded_target(run.target)
+    return (load_spread_target if run.spread_target else load_target)(run.target)
 
 
 def _arguments(run: Run, others: list[str]) -> ObjectiveArguments:
@@ -173,8 +191,13 @@ def _check(run: Run) -> None:
             why = f"belongs to {' and '.join(kinds)}; leave it out for {run.kind}"
             refuse({name: getattr(run, name)}, why)
     _loss_options(run)
-    if run.spread_target and run.layout:
-        raise ValueError("--layout saves a whole target, and --spread-target has parts of it")
+    if run.spread_target and run.shard_target:
+        raise ValueError(
+            "--spread-target and --shard-target are two ways to do one thing; take one"
+        )
+    if (run.spread_target or run.shard_target) and run.layout:
+        way = "--spread-target" if run.spread_target else "--shard-target"
+        raise ValueError(f"--layout saves a whole target, and {way} has parts of it")
     if not run.dry_run and run.data != "zoo" and not Path(run.data).exists():
         raise FileNotFoundError(f"no training data at {run.data}")
     if run.steps is not None and run.minutes is not None:
@@ -314,7 +337,8 @@ def _say_memory(run: Run, args: ObjectiveArguments) -> None:
         if run.length is None:
             args.row_lengths = _row_lengths(args, target)
         _, objective = _objective(run, target, ids)
-        table = memory_table(args, target, objective, is_spread=run.spread_target)
+        ways = {"is_spread": run.spread_target, "is_sharded": run.shard_target}
+        table = memory_table(args, target, objective, **ways)
     if args.process_index == 0:
         print(table)
 
@@ -409,7 +433,8 @@ def _draft_ids(run: Run, args, target, documents: Sequence):
     _say(args, "finding the most frequent ids of the data and of the target's own text")
     hidden = None if args.process_index == 0 else True  # shown on terminals only
     shown = partial(tqdm, desc="rows read by the target", leave=False, disable=hidden)
-    target = target.to(args.device).eval()
+    if target.device != args.device:  # FSDP2 would give up what it has gathered
+        target = target.to(args.device)
     ids = frequent_ids(target, documents, run.draft_vocab_size, progress=shown)
     return processes.broadcast([ids.cpu()])[0]
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 
+from specdec import processes
 from specdec.drafters.base import Drafter
 from specdec.graphs.tree import modules_of, size_bytes, weight_addresses
 from specdec.loop.prefill import chunks, prefill, prefill_chunk, prefill_inputs
@@ -276,6 +277,8 @@ def _why_never(target: Target, graphs: bool | Literal["auto"]) -> str | None:
     devices = sorted({str(p.device) for p in target.model.parameters()})
     if len(devices) > 1:
         return f"the target is spread over {', '.join(devices)}, and a graph runs on one device"
+    if processes.is_sharded(target.model):
+        return "the target is under FSDP2, whose layers the host gathers"
     return None
 
 

@@ -307,7 +307,8 @@ def with_config(model: PreTrainedModel, config: GenerationConfig) -> PreTrainedM
     """The same model, as HF resolves options with another configuration; the model is left as it
     is.
     """
-    other = copy.copy(model)
+    other = object.__new__(type(model))  # a class of FSDP2's refuses `copy`
+    vars(other).update(vars(model))
     other.generation_config = config
     return other
 

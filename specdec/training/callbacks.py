@@ -89,11 +89,12 @@ class AcceptanceCallback(TrainerCallback):
             self._measure(state, control)
 
     def _measure(self, state: TrainerState, control: TrainerControl) -> None:
-        target = self.generator.target.model
-        if not state.is_world_process_zero and not processes.is_spread(target):
+        target, trained = self.generator.target.model, self._trainer.model
+        together = processes.is_spread(target) or processes.is_sharded(trained)
+        if not state.is_world_process_zero and not together:
             return
         self._measured_at = state.global_step
-        with in_evaluation(target, self.generator.drafter):
+        with processes.gathered(trained), in_evaluation(target, self.generator.drafter):
             if (figures := self.figures()) and state.is_world_process_zero:
                 # HF takes this for the step's own log, for which all processes gather their losses.
                 is_due = control.should_log
@@ -259,6 +260,35 @@ class Clock(TrainerCallback, ExportableState):
     def on_save(self, args, state, control, **kwargs):
         """Counts from here to the next checkpoint."""
         self._saved_s = self.wall_s
+
+
+class BatchSizes(TrainerCallback, ExportableState):
+    """Checkpoints keep how many rows a step had, with the number of processes that it was made by.
+
+    Args:
+        rows: of a step, at each length of rows.
+        processes: that share them.
+    """
+
+    def __init__(self, rows: Sequence[int], processes: int):
+        self.rows, self.processes = list(rows), processes
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"args": {}, "attributes": {"rows": self.rows, "processes": self.processes}}
+
+    def check(self, state: TrainerState) -> None:
+        """Raises `ValueError` where a checkpoint's steps had other rows: a run that goes on from it
+        would leave out a part of the text, or see it twice.
+        """
+        kept = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes")
+        if kept is not None and kept["rows"] != self.rows:
+            theirs, ours = (", ".join(map(str, rows)) for rows in (kept["rows"], self.rows))
+            raise ValueError(
+                f"the checkpoint's steps had {theirs} rows, over {kept['processes']} processes, "
+                f"and {self.processes} would take {ours}; start {kept['processes']} processes, or "
+                "another number that divides these rows, with the same accumulation"
+            )
 
 
 class Interruption(TrainerCallback):

@@ -3,12 +3,14 @@
 Legend: B rows, T tokens, F width of all features together, V vocabulary, Vd ids of the head.
 """
 
+import inspect
 import math
 from types import SimpleNamespace
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from specdec import processes
@@ -100,10 +102,21 @@ class Teacher:
             self.target.to(ids.device)
         rows, own = processes.rows_of_all(ids, self.target)
         for index, each in enumerate(rows):
-            found = self._read(each)
             if index == own:
-                kept = found
+                kept = self._read(each)
+            else:
+                self._take_part(each)
         return kept
+
+    def _take_part(self, ids: Tensor) -> None:
+        """In the forward of another process's rows, of which nothing is kept."""
+        head = self.target.get_output_embeddings()
+        is_whole = head is not None and not any(isinstance(w, DTensor) for w in head.parameters())
+        takes = "logits_to_keep" in inspect.signature(type(self.target).forward).parameters
+        # A vocabulary head in parts needs all processes for all rows.
+        fewest = {"logits_to_keep": 1} if is_whole and takes else {}
+        self._view(input_ids=ids, use_cache=False, **fewest)
+        self._features.clear()
 
     def _read(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         logits = self._view(input_ids=ids, use_cache=False).logits

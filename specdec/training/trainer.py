@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils.constants import FSDP_MODEL_NAME
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.distributed import checkpoint
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from specdec.arguments import check_integer, check_number
-from specdec.training.callbacks import Clock, Interruption
+from specdec.training.callbacks import BatchSizes, Clock, Interruption
 from specdec.training.data import PackedStream
 from specdec.training.optimizer import MuonAdamW
 
@@ -82,6 +84,14 @@ class ObjectiveArguments(TrainingArguments):
             check_integer("the tokens per row of row_lengths", length, 1)
         super().__post_init__()
 
+    @property
+    def device(self) -> torch.device:
+        """Of this process. Of several on a CPU it is no "cpu:0", to which transformers 5.17 cannot
+        load an optimiser, and fake tensors on "cpu" are elsewhere.
+        """
+        device = super().device
+        return torch.device("cpu") if device.type == "cpu" else device
+
     def batch_shape(self, fraction: float) -> tuple[int, int]:
         """(B over all processes, T) of a batch at a fraction of the run."""
         lengths = (length for end, length in self.row_lengths if fraction < end)
@@ -136,10 +146,11 @@ class ObjectiveTrainer(Trainer):
     ):
         self.clock = Clock(args.minutes, args.checkpoint_minutes)
         self.interruption = Interruption()
-        callbacks = [self.clock, self.interruption, *(callbacks or ())]
+        batches, ends = args.gradient_accumulation_steps, [end for end, _ in args.row_lengths]
+        rows = [args.batch_shape(end - 1e-9)[0] * batches for end in ends]
+        self.batch_sizes = BatchSizes(rows, args.world_size)
+        callbacks = [self.clock, self.batch_sizes, self.interruption, *(callbacks or ())]
         super().__init__(model, args, train_dataset=train_dataset, callbacks=callbacks, **options)
-        if args.device.type == "cpu":  # transformers 5.17 cannot load an optimiser to "cpu:0"
-            vars(args)["_setup_devices"] = torch.device("cpu")
         args._n_gpu = min(args.n_gpu, 1)  # as HF does for models that its DataParallel cannot copy
         if args.torch_compile:  # one program per row length: symbolic sizes would make each slower
             self.accelerator.state.dynamo_plugin.dynamic = False
@@ -154,18 +165,46 @@ class ObjectiveTrainer(Trainer):
         Raises:
             FloatingPointError: the loss or a weight is not finite; such weights are not saved.
             KeyboardInterrupt: a signal came. The step under way was completed and saved.
+            ValueError: the checkpoint is of a run whose steps had other rows (because of another
+                number of processes), or was written under FSDP and this is none, or the reverse.
         """
         folder = last_checkpoint(self.args.output_dir)
         state = folder and TrainerState.load_from_json(str(folder / STATE))
         if state and is_finished(state, self.args):
-            self.model.load_state_dict(load_file(folder / "model.safetensors"))
+            self._load_weights(folder)
             self.state = state
             return state
+        if state:
+            self._check_layout(folder)
+            self.batch_sizes.check(state)
         # The last one, so that it sees a signal that came while another measured.
         self.add_callback(self.pop_callback(Interruption))
         with self.interruption.listening():
             self.train(resume_from_checkpoint=folder and str(folder))
         return self.state
+
+    def _load_weights(self, folder: Path) -> None:
+        """Those of a finished run, whatever its processes were."""
+        if (file := folder / "model.safetensors").exists():
+            self.model.load_state_dict(load_file(file))
+            return
+        kept = {"model": self.model.state_dict()}
+        checkpoint.load(kept, checkpoint_id=folder / f"{FSDP_MODEL_NAME}_0")
+        self.model.load_state_dict(kept["model"])
+
+    def _check_layout(self, folder: Path) -> None:
+        """Refuses a checkpoint in parts without FSDP, and a whole one under it."""
+        is_in_parts = any(folder.glob(f"{FSDP_MODEL_NAME}*"))
+        if self.is_fsdp_enabled and not is_in_parts:
+            raise ValueError(
+                f"{folder} is whole, and FSDP reads parts; go on without --use_fsdp, in any number "
+                "of processes"
+            )
+        if is_in_parts and not self.is_fsdp_enabled:
+            raise ValueError(
+                f"{folder} is in the parts that FSDP writes; go on under accelerate launch "
+                "--use_fsdp --fsdp_version 2, in two processes or more"
+            )
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The objective's own."""

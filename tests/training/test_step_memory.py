@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec import EagleDrafter, MaskTokenDrafter, zoo
 from specdec.cli import main
-from specdec.cli.training_memory import _of_process
+from specdec.cli.training_memory import _gathering, _of_process
 from specdec.training import BlockRollouts, TrainingTimeTest
 from specdec.training.eagle import new_head as eagle_head
 from specdec.training.mask_token import new_head as mask_head
@@ -118,9 +118,41 @@ def test_a_dry_run_needs_a_configuration_alone_and_writes_nothing(kind, tmp_path
 
 def test_of_a_spread_target_a_process_has_its_part_and_all_that_is_whole():
     """By hand: 40 of 100 bytes are whole, half of the other 60 is elsewhere; gradients twice."""
-    assert _of_process(StepMemory(100, 10, 20, 200), 2, 40) == (70, 10, 20, 200 - 30 + 10)
-    assert _of_process(StepMemory(100, 10, 20, 200), 2, 100) == (100, 10, 20, 210)
-    assert _of_process(StepMemory(100, 10, 20, 200), 1, 40) == (100, 10, 20, 200)
+    step = StepMemory(100, 10, 20, 200)
+    assert _of_process(step, 2, 40) == StepMemory(70, 10, 20, 200 - 30 + 10)
+    assert _of_process(step, 2, 100) == StepMemory(100, 10, 20, 210)
+    assert _of_process(step, 1, 40) == step
+    # FSDP2 has its part of the 40 beside them.
+    assert _of_process(step, 2, 40, is_sharded=True) == StepMemory(90, 10, 20, 200 - 10 + 10)
+
+
+def test_layers_in_parts_are_gathered_one_after_the_other(tmp_path):
+    """Against the sum by hand: a layer and its buffer, beside what the same forward takes with all
+    layers in one process.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        objective, target, *_ = parts("eagle3")
+        layers = [*target.model.layers]
+        size = sum(weight.nbytes for weight in layers[0].parameters())
+        ids = torch.zeros(1, 8, dtype=torch.long)
+        with LiveBytes() as live, _gathering(layers):
+            objective._teacher(ids)
+            assert live.most > 2 * size
+            held = live.now
+        with LiveBytes() as plain:
+            objective._teacher(ids)
+        # The last buffer stays for the rest of the step.
+        assert size <= held - plain.now < 1.01 * size
+        assert size <= live.most - plain.most <= 2 * size
+    assert not any(layer._forward_pre_hooks or layer._forward_hooks for layer in layers)
+
+
+@pytest.mark.parametrize("way", ["--spread-target", "--shard-target"])
+def test_a_dry_run_of_parts_needs_no_other_process(way, tmp_path, capsys):
+    CONFIG.save_pretrained(tmp_path / "target")
+    usual = ["--target", str(tmp_path / "target"), "--data", "zoo", "--output", str(tmp_path / "h")]
+    assert main(["train", "eagle3", *usual, "--length", "64", "--dry-run", way]) == 0
+    assert "at most" in capsys.readouterr().out
 
 
 def test_a_dry_run_of_the_zoo_is_of_its_weights(tmp_path, capsys):
