@@ -24,6 +24,7 @@ class Route:
         attention_modules: names of the modules that call the attention function.
         mixers: recurrent ones, by name.
         returns_tuples: decoder layers return their hidden states inside of a tuple.
+        has_streams: decoder layers hand on several hidden states of each token.
         fault_of_trees: what the model does wrong in the window of a tree, `None` for nothing.
         edits: what makes it faster.
         notes: a sentence on each edit that there was to choose, also on those that were given up.
@@ -37,6 +38,7 @@ class Route:
     attention_modules: tuple[str, ...] = ()
     mixers: Mapping[str, MixerPlan] = field(default_factory=dict)
     returns_tuples: bool = False
+    has_streams: bool = False
     fault_of_trees: str | None = None
     edits: tuple[Faster, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -57,9 +59,9 @@ class Route:
         return any(isinstance(place, Indexer) for place in self.shapes)
 
     @property
-    def compress_rates(self) -> tuple[int, ...]:
-        """Tokens of an entry, of all compressors; empty where there are none."""
-        return tuple(place.rate for place in self.shapes if isinstance(place, Compressor))
+    def compressors(self) -> tuple[Compressor, ...]:
+        """What makes one entry of several tokens; empty where nothing does."""
+        return tuple(place for place in self.shapes if isinstance(place, Compressor))
 
     @property
     def compared_modules(self) -> tuple[str, ...]:

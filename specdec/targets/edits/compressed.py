@@ -62,6 +62,12 @@ def _over_slots(running: Running, module: nn.Module, forward: Callable, *args, *
             f"{type(module).__name__} reads chains only: an entry is made of consecutive tokens, "
             "and nodes of a tree are none; draft chains (tree=None)"
         )
+    if "position_offset" in window.row_inputs:
+        raise ValueError(
+            f"{type(module).__name__} counts entries from the first token of a text, which stands "
+            "at position 0; prompts whose positions are not those of their tokens, of embeddings "
+            "or pictures, cannot be read by it: pass input_ids"
+        )
     slots, mask = _near(window, hidden, module.sliding_window)
     kwargs["attention_mask"] = mask
     return with_cache(lambda cache: LayerSlots(cache, module, slots), forward, args, kwargs)
