@@ -246,8 +246,8 @@ class SlotCache(Cache):
         batch_size: rows B.
         num_slots: slots of each row: the longest sequence plus one window; rounded up to a multiple
             of `SLOT_MULTIPLE`.
-        shapes: what each layer stores, by layer index, and what else is stored of tokens, by `Indexer`
-            or `Compressor`.
+        shapes: what each layer stores, by layer index, and what else is stored of a token, by
+            `Indexer` or `Compressor`.
         mixers: of recurrent layers; see `Memory`.
         max_window: tokens of the longest window of a step, where there are mixers.
         extra_slots: how many of these slots the windows of a step may use beyond those of the text

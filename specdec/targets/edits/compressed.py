@@ -1,4 +1,4 @@
-"""Layers that read one entry for several tokens, beside the tokens nearest to a query (DeepSeek-V4).
+"""Layers that read one entry for several tokens, beside the nearest tokens (DeepSeek-V4).
 
 Entry j of a compressor of rate m is made of what it reads of tokens j m to j m + m - 1, and of the
 m tokens before them where it overlaps. A query at position p sees the entries whose last token is
