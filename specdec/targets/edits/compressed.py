@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from specdec.hf import ATTENTION_FIELD, ROTATE, has_compressor, set_implementation
-from specdec.kernels import AttentionOptions
-from specdec.targets.attention import ATTENTION, attend, sees
+from specdec.targets.attention import ATTENTION, sees
 from specdec.targets.cache import Compressor, KeyValueShape, SlotCache, Window
 from specdec.targets.edits.convolutions import with_cache
 from specdec.targets.edits.edit import Running
@@ -213,7 +212,7 @@ def compressed_attention(
     **options: object,
 ) -> tuple[Tensor, None]:
     """Attention of a window over what is near and over entries, side by side, as HF modules call
-    it; see `slot_attention`.
+    it; see `slot_attention`. All heads of queries read one head of keys, which is not copied.
 
     Args:
         module: of a layer.
@@ -221,13 +220,18 @@ def compressed_attention(
         key: `[B, 1, L + P, D]`.
         value: the same.
         attention_mask: additive, `[B, 1, N, L + P]`.
-        slot_window: of the forward.
+        slot_window: of the forward, not used.
         scaling: of the scores.
         s_aux: sinks.
         options: of the module, not used.
     """
-    own = AttentionOptions(scaling, None, s_aux)
-    return attend(slot_window, query, key, value, own, attention_mask), None
+    rows, *sizes, _ = query.shape  # heads, and queries
+    scores = query.flatten(1, 2) @ key[:, 0].transpose(1, 2) * scaling
+    scores = scores.unflatten(1, sizes) + attention_mask
+    sinks = s_aux.to(scores.dtype).view(1, -1, 1, 1).expand(rows, *sizes, 1)
+    weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1, dtype=torch.float32)
+    weights = weights[..., :-1].to(value.dtype).flatten(1, 2)
+    return (weights @ value[:, 0]).unflatten(1, sizes).transpose(1, 2), None
 
 
 def compressed_shapes(
