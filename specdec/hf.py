@@ -397,13 +397,31 @@ def reads_chosen_keys(module: nn.Module) -> bool:
     """Whether an attention module reads the keys which an indexer of its own chooses, or one of an
     earlier layer.
     """
+    if hasattr(module, COMPRESS_RATE):  # whose indexer chooses entries
+        return False
     has_own = hasattr(getattr(module, "indexer", None), INDEX_COUNT)
     return has_own or (hasattr(module, "indexer") and getattr(module, "skip_topk", False))
 
 
+COMPRESS_RATE = "compress_rate"
+"""A compressor's attribute: of so many tokens it makes an entry."""
+
+
+def has_compressor(module: nn.Module) -> bool:
+    """Whether an attention module reads entries of several tokens, beside the nearest tokens."""
+    return hasattr(getattr(module, "compressor", None), COMPRESS_RATE)
+
+
+WINDOWED_LAYERS = {
+    **{"sliding_attention": "sliding window", "chunked_attention": "chunks"},
+    "compressed_sparse_attention": "sliding window beside its entries",
+    "heavily_compressed_attention": "sliding window beside its entries",
+}
+"""Kinds of layers that must be seen to have a window, and what the window is called."""
+
 UNDERSTOOD_LAYERS = {
-    *("full_attention", "sliding_attention", "chunked_attention", "linear_attention"),
-    *("conv", "hybrid", "mlp", "moe", "sparse", "dense", *INDEXED_LAYERS),
+    *("full_attention", "linear_attention", "conv", "hybrid", "mlp", "moe", "sparse", "dense"),
+    *(*INDEXED_LAYERS, *WINDOWED_LAYERS),
 }
 """Kinds of `config.layer_types` that run over slots."""
 
@@ -446,8 +464,6 @@ CAUSES = {
     "musicgen_melody": "its tokens are of four codebooks, not single ids",
     "prophetnet": "it reads one token in a call with a cache",
     "xlm": "it reads the whole text in every call",
-    "deepseek_v4": "its compressed layers keep one entry for several tokens, which HF's cache "
-    "cannot take back when some of them are rejected",
     **dict.fromkeys(("inkling_text", "inkling_mm_model", "inkling2_text"), _FROM_OFFSET),
     **dict.fromkeys(("inkling2", "inkling2_loop", "inkling2_loop_text"), _FROM_OFFSET),
     **dict.fromkeys(("minimax_m3_vl", "minimax_m3_vl_text"), _IN_LAYERS),
@@ -463,9 +479,6 @@ def cause_of_refusal(model: PreTrainedModel) -> str:
     kinds = {model.config.model_type, model.config.get_text_config().model_type}
     return next((f": {CAUSES[kind]}" for kind in sorted(kinds & CAUSES.keys())), "")
 
-
-WINDOWED_LAYERS = {"sliding_attention": "sliding window", "chunked_attention": "chunks"}
-"""Kinds of layers that must be seen to have a window, and what the window is called."""
 
 ROTATE = "apply_rotary_pos_emb"
 """In every modelling file, the function that rotates queries and keys."""

@@ -216,6 +216,11 @@ def _check_visible(target: Target, visible: Visible) -> None:
     if not isinstance(visible, Visible):
         raise TypeError(f"visible must be like Sinks(4) + Recent(1024), got {shown(visible)}")
     name = type(target.model).__name__
+    if target.route.compressors:
+        raise ValueError(
+            f"layers of {name} read entries of several tokens, of which no part can be shown; use "
+            "layers= or model="
+        )
     if any(isinstance(window, Chunk) for window in target.layer_windows.values()):
         raise ValueError(
             f"layers of {name} attend by chunks, of which no part can be shown; use layers= or "

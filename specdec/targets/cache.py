@@ -62,6 +62,21 @@ class Indexer(NamedTuple):
     layer: int
 
 
+class Compressor(NamedTuple):
+    """In place of a layer's index: what one of its compressors reads of a token; or its entries,
+    each in the slot of its last token. One head of them, without values.
+    """
+
+    layer: int
+    name: str  # HF's
+    rate: int  # tokens of an entry
+    is_entries: bool = False
+
+
+Stored = int | Indexer | Compressor
+"""What a table of a cache is of: keys and values of a layer, by its index, or something else."""
+
+
 class Chunk(NamedTuple):
     """In place of a layer's sliding window: a query sees keys of its own chunk of `size` positions,
     which begin at multiples of it (Llama 4).
@@ -184,7 +199,7 @@ class Window:
 def check_room(
     batch_size: int,
     num_slots: int,
-    shapes: Mapping[int | Indexer, KeyValueShape],
+    shapes: Mapping[Stored, KeyValueShape],
     *,
     mixers: Mapping[str, MixerPlan] | None = None,
     max_window: int = 1,
@@ -231,7 +246,8 @@ class SlotCache(Cache):
         batch_size: rows B.
         num_slots: slots of each row: the longest sequence plus one window; rounded up to a multiple
             of `SLOT_MULTIPLE`.
-        shapes: what each layer stores, by layer index, and each indexer, by `Indexer`.
+        shapes: what each layer stores, by layer index, and what else is stored of a token, by
+            `Indexer` or `Compressor`.
         mixers: of recurrent layers; see `Memory`.
         max_window: tokens of the longest window of a step, where there are mixers.
         extra_slots: how many of these slots the windows of a step may use beyond those of the text
@@ -270,7 +286,7 @@ class SlotCache(Cache):
         self,
         batch_size: int,
         num_slots: int,
-        shapes: Mapping[int | Indexer, KeyValueShape],
+        shapes: Mapping[Stored, KeyValueShape],
         *,
         mixers: Mapping[str, MixerPlan] | None = None,
         max_window: int = 1,
@@ -357,7 +373,7 @@ class SlotCache(Cache):
             here, there = ((s.to(store.device) + starts).flatten() for s in (sources, targets))
             lines.index_copy_(1, there, lines.index_select(1, here))
 
-    def take(self, other: SlotCache, slots: Mapping[int | Indexer, Tensor]) -> None:
+    def take(self, other: SlotCache, slots: Mapping[Stored, Tensor]) -> None:
         """Copies some slots of another cache's rows over all of these rows' slots.
 
         Args:
@@ -410,12 +426,18 @@ class SlotCache(Cache):
         """HF's entry: writes `[B, N, width]` keys of a layer's indexer at the window's slots,
         returns a `[B, num_attended, width]` view.
         """
-        lines, _, keys, _ = self._views[Indexer(layer_idx)]
-        window = self.window.on(keys.device)
-        if window.flat_slots is None:
-            window.flat_slots = (window.slots + self._row_starts[keys.device]).flatten()
-        states = indexer_key_states.to(keys.dtype).flatten(0, 1)
-        lines.index_copy_(0, window.flat_slots, states[:, None])
+        return self.write(Indexer(layer_idx), indexer_key_states)
+
+    def write(self, stored: Stored, states: Tensor, slots: Tensor | None = None) -> Tensor:
+        """Writes `[B, N, width]` states of a table of one head without values at slots `[B, N]`,
+        those of the window; returns a `[B, num_attended, width]` view.
+        """
+        lines, _, keys, _ = self._views[stored]
+        window, starts = self.window.on(keys.device), self._row_starts[keys.device]
+        if slots is None and window.flat_slots is None:
+            window.flat_slots = (window.slots + starts).flatten()
+        lines_of = window.flat_slots if slots is None else (slots + starts).flatten()
+        lines.index_copy_(0, lines_of, states.to(keys.dtype).flatten(0, 1)[:, None])
         return keys[:, 0].narrow(1, 0, window.num_attended)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from specdec.graphs.tree import tables
-from specdec.hf import INDEXED_LAYERS, WINDOWED_LAYERS, cache_argument
+from specdec.hf import INDEXED_LAYERS, WINDOWED_LAYERS, cache_argument, has_compressor
 from specdec.targets.cache import KeyValueShape
+from specdec.targets.edits.compressed import compressed_shapes
 from specdec.targets.edits.indexed import index_shapes
 from specdec.targets.edits.memory import MixerPlan, Place
 from specdec.targets.route import Route
@@ -120,10 +121,12 @@ def stored_of(view: PreTrainedModel, **options: object) -> dict[str, Any]:
     seen in HF's own cache after a forward with these options.
     """
     kinds = set(getattr(view.config.get_text_config(), "layer_types", None) or ())
-    is_stateful = getattr(view, "_is_stateful", False)
+    is_compressed = any(map(has_compressor, view.modules()))
+    is_stateful = getattr(view, "_is_stateful", False) and not is_compressed
     is_recurrent = is_stateful or not kinds <= {"full_attention", *INDEXED_LAYERS, *WINDOWED_LAYERS}
     is_indexed = not kinds.isdisjoint(INDEXED_LAYERS)
-    cache = DynamicCache(config=view.config) if is_indexed else DynamicCache()
+    has_own_layers = is_indexed or is_compressed
+    cache = DynamicCache(config=view.config) if has_own_layers else DynamicCache()
     if is_recurrent:
         cache = WatchedCache(view)
     options[cache_argument(view)] = cache
@@ -139,7 +142,8 @@ def stored_of(view: PreTrainedModel, **options: object) -> dict[str, Any]:
         for index, layer in enumerate(cache.layers)
         if getattr(layer, "keys", None) is not None
     }
-    return {"shapes": {**shapes, **index_shapes(cache.layers)}, "mixers": mixers}
+    others = {**index_shapes(cache.layers), **compressed_shapes(view, cache.layers)}
+    return {"shapes": {**shapes, **others}, "mixers": mixers}
 
 
 def with_closing_gates(model: PreTrainedModel, route: Route) -> Route:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdec.targets.cache import Chunk, Indexer, KeyValueShape, SlotCache
+from specdec.targets.cache import Chunk, Compressor, Indexer, KeyValueShape, SlotCache, Stored
 from specdec.targets.edits.edit import Faster
 from specdec.targets.edits.memory import MixerPlan
 
@@ -20,10 +20,11 @@ class Route:
     Args:
         attention: name of the attention function; `None` for the model's own, and for a dense mask.
         layer_windows: of each attention layer, `None` for full attention.
-        shapes: what each layer stores of a token, and each indexer.
+        shapes: what each layer stores of a token, and each indexer and compressor.
         attention_modules: names of the modules that call the attention function.
         mixers: recurrent ones, by name.
         returns_tuples: decoder layers return their hidden states inside of a tuple.
+        has_streams: decoder layers hand on several hidden states of each token.
         fault_of_trees: what the model does wrong in the window of a tree, `None` for nothing.
         edits: what makes it faster.
         notes: a sentence on each edit that there was to choose, also on those that were given up.
@@ -33,10 +34,11 @@ class Route:
 
     attention: str | None = None
     layer_windows: Mapping[int, int | Chunk | None] = field(default_factory=dict)
-    shapes: Mapping[int | Indexer, KeyValueShape] = field(default_factory=dict)
+    shapes: Mapping[Stored, KeyValueShape] = field(default_factory=dict)
     attention_modules: tuple[str, ...] = ()
     mixers: Mapping[str, MixerPlan] = field(default_factory=dict)
     returns_tuples: bool = False
+    has_streams: bool = False
     fault_of_trees: str | None = None
     edits: tuple[Faster, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -55,6 +57,11 @@ class Route:
     def is_indexed(self) -> bool:
         """Some layers read the keys which an indexer chooses."""
         return any(isinstance(place, Indexer) for place in self.shapes)
+
+    @property
+    def compressors(self) -> tuple[Compressor, ...]:
+        """What makes one entry of several tokens; empty where nothing does."""
+        return tuple(place for place in self.shapes if isinstance(place, Compressor))
 
     @property
     def compared_modules(self) -> tuple[str, ...]:

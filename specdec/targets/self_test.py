@@ -104,7 +104,8 @@ def compare(model: PreTrainedModel, route: Route) -> tuple[str | None, Route]:
         PlainForwardError: HF's own forward depends on how a text is cut into calls.
     """
     complaint, route = _compared(model, route)
-    few = choosing_few(model) if route.is_indexed and complaint is None else None
+    is_choosing = route.is_indexed or route.compressors
+    few = choosing_few(model) if is_choosing and complaint is None else None
     if few is not None:  # a short text has no more keys than its indexers choose
         fault = route.fault_of_trees
         complaint, route = _compared(few, route)
@@ -118,7 +119,8 @@ def _compared(model: PreTrainedModel, route: Route) -> tuple[str | None, Route]:
     for number in range(NUM_TEXTS if _may_flip(model) else 1):
         trial = _Trial(model, route, number)
         cut, complaint = of_plain(trial.plain.against_hf()), of_chains(trial.chains())
-        fault = None if route.mixers else of_trees.of_anything(trial.tree)
+        is_serial = route.mixers or route.compressors
+        fault = None if is_serial else of_trees.of_anything(trial.tree)
         if not (cut or complaint or fault):
             break
     if cut:
@@ -128,8 +130,10 @@ def _compared(model: PreTrainedModel, route: Route) -> tuple[str | None, Route]:
             f"{remark_on_hooks(model)}. Use HF generate for this model"
         )
     fault = "recurrent layers read it as a chain" if route.mixers else fault
-    returns_tuples = trial.plain.trace.has_tuples
-    return complaint, replace(route, fault_of_trees=fault, returns_tuples=returns_tuples)
+    fault = "compressed layers read it as a chain" if route.compressors else fault
+    trace, inputs = trial.plain.trace, trial.plain.inputs.values()
+    seen = {"returns_tuples": trace.has_tuples, "has_streams": any(x.dim() > 3 for x in inputs)}
+    return complaint, replace(route, fault_of_trees=fault, **seen)
 
 
 def _may_flip(model: PreTrainedModel) -> bool:
@@ -379,6 +383,8 @@ class _Trial:
         length = max([6, *(size + 4 for size in sizes if size <= LONGEST_WINDOW)])
         if route.is_indexed:
             length = max(length, (FEW + 2) * max(map(pool_size, model.modules())))
+        for one in route.compressors:  # entries end in each half, more than indexers choose
+            length = max(length, 2 * one.rate * (FEW if one.name == "indexer" else 1))
         limit = position_limit(model.config.get_text_config()) or length
         num_tried = max(route.num_tried, min(NUM_EDITED, limit) if edits else 0)
         length = max(min(length, limit), _fitting(model, num_tried))

@@ -339,7 +339,7 @@ class Target(SlotModel):
         edits: Sequence[Edit] = (),
     ):
         super().__init__(model, fuse=check_choice("fuse", fuse, (True, False)), edits=edits)
-        self.feature_layers = check_layers(feature_layers, self.num_layers)
+        self.feature_layers = self._checked(feature_layers)
 
     def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> Target:
         """A target over the same model that returns the given features.
@@ -348,8 +348,27 @@ class Target(SlotModel):
             ValueError: a feature layer does not exist.
         """
         other = copy.copy(self)
-        other.feature_layers = check_layers(feature_layers, self.num_layers)
+        other.feature_layers = self._checked(feature_layers)
         return other
+
+    def _checked(self, feature_layers: Sequence[FeatureLayer]) -> tuple[FeatureLayer, ...]:
+        """These as a tuple; raises `ValueError` for those that do not exist, also where a hidden
+        state is not one vector, or the keys of a layer are not all that its queries read.
+        """
+        layers, name = check_layers(feature_layers, self.num_layers), type(self.model).__name__
+        if self.route.has_streams and (some := [i for i in layers if isinstance(i, int)]):
+            raise ValueError(
+                f"{name} hands on several streams of hidden states, so that hidden state {some[0]} "
+                "is not one vector of each token; use 'final', what its vocabulary head reads"
+            )
+        compressed = {place.layer for place in self.route.compressors}
+        queries = (one.layer for one in layers if isinstance(one, Queries))
+        if some := [i for i in queries if i in compressed]:
+            raise ValueError(
+                f"queries of layer {some[0]} of {name} read entries of several tokens beside keys, "
+                "so they are no feature; use 'final'"
+            )
+        return layers
 
     def part(self, layers: Sequence[int]) -> Target:
         """A target that runs some of the decoder layers, then the final norm and the vocabulary

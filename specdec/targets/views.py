@@ -22,6 +22,7 @@ from specdec.hf import ATTENTION_FIELD, cache_argument, position_limit, set_impl
 from specdec.targets.attention import ATTENTION, window_mask
 from specdec.targets.cache import SlotCache, Window
 from specdec.targets.edits.adapters import edit_adapters
+from specdec.targets.edits.compressed import edit_compressors
 from specdec.targets.edits.convolutions import edit_convolutions
 from specdec.targets.edits.edit import Edit, Running, apply_edit
 from specdec.targets.edits.indexed import edit_indexers
@@ -100,7 +101,7 @@ def open_view(
     view.running = Running()
     attention = {"attention": route.attention}
     own = partial(attend_by, **attention), partial(edit_indexers, **attention)
-    own = *own, edit_convolutions, edit_adapters
+    own = *own, partial(edit_compressors, **attention), edit_convolutions, edit_adapters
     memory = partial(edit_memory, mixers=route.mixers)
     users = (partial(apply_edit, edit) for edit in edits)
     for edit in (

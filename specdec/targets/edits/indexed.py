@@ -165,7 +165,7 @@ def choosing_few(model: PreTrainedModel) -> PreTrainedModel | None:
     """A view of a model whose indexers choose `FEW` keys or pools, so that short texts show which;
     `None` for a model without indexers.
     """
-    if not any(map(reads_chosen_keys, model.modules())):
+    if not any(hasattr(module, INDEX_COUNT) for module in model.modules()):
         return None
     view = private_view(model)
     for module in view.modules():

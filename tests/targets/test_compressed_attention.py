@@ -1,0 +1,519 @@
+"""Layers that read one entry for several tokens, beside the nearest tokens: DeepSeek-V4.
+
+The oracle is HF's `generate` of each row alone, since padding changes what HF writes: its windows
+and entries count from the first slot. Indexers have 32 heads here: with few of them scores are
+exactly 0 for several entries, and HF's choice among these depends on how many there are.
+"""
+
+import copy
+import itertools
+from collections import Counter
+from functools import cache
+
+import pytest
+import text_laws
+import torch
+import transformers
+from diagonal import case, diagonal
+from drafting import WrongDrafter, perturbed, ragged_prompts
+from fingerprint import fingerprint
+from transformers import CONFIG_MAPPING, AttentionInterface, GenerationConfig
+
+from specdec import ModelDrafter, SelfDrafter, SpeculativeGenerator, Target, Tree
+from specdec.drafters import Recent
+from specdec.graphs.tree import tables
+from specdec.loop import host
+from specdec.targets.cache import Compressor, SlotCache
+from specdec.targets.edits import compressed
+from specdec.targets.edits.compressed import COMPRESSED, LayerSlots, compressed_attention
+from specdec.targets.features import Queries
+from specdec.types import Draft
+
+if "deepseek_v4" not in CONFIG_MAPPING:
+    pytest.skip(
+        f"transformers {transformers.__version__} has no DeepSeek-V4", allow_module_level=True
+    )
+
+VOCAB = 99
+LOCAL, SPARSE, HEAVY = (
+    "sliding_attention",
+    "compressed_sparse_attention",
+    "heavily_compressed_attention",
+)
+KINDS = LOCAL, SPARSE, HEAVY, SPARSE
+FEW, ALL = 3, 64
+"""Entries that are chosen: fewer than the texts have, and more than there are."""
+NUM_NEW, LENGTHS = 20, (1, 9, 40, 70)
+IDS, MASK = ragged_prompts(VOCAB - 1, *LENGTHS)
+OPTIONS = {"max_new_tokens": NUM_NEW, "eos_token_id": None, "pad_token_id": 0}
+
+
+@cache
+def model_of(count=FEW, rates=(4, 16), window=8, vocab_size=VOCAB):
+    """Random in all of its parts, also in those that HF initialises with zeros."""
+    config = CONFIG_MAPPING["deepseek_v4"](
+        vocab_size=vocab_size,
+        hidden_size=64,
+        moe_intermediate_size=24,
+        num_hidden_layers=len(KINDS),
+        num_attention_heads=4,
+        head_dim=16,
+        q_lora_rank=16,
+        num_experts_per_tok=2,
+        n_routed_experts=4,
+        max_position_embeddings=2048,
+        layer_types=list(KINDS),
+        mlp_layer_types=["hash_moe", "hash_moe", "moe", "moe"],
+        compress_rates={SPARSE: rates[0], HEAVY: rates[1]},
+        sliding_window=window,
+        o_groups=2,
+        o_lora_rank=16,
+        index_n_heads=32,
+        index_head_dim=16,
+        index_topk=count,
+        partial_rotary_factor=0.5,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    model = transformers.DeepseekV4ForCausalLM(config).float().eval()
+    model.generation_config = GenerationConfig(pad_token_id=0)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.15, generator=generator)
+            if name.endswith(("position_bias", "sinks")):
+                parameter.normal_(0.0, 1.0, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("tid2eid"):
+                order = torch.rand(len(buffer), 4, generator=generator).argsort(dim=1)
+                buffer.copy_(order[:, : buffer.shape[1]])
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3, generator=generator)
+    return model
+
+
+@cache
+def continued(model, lengths=LENGTHS, num_new=NUM_NEW):
+    """HF's continuation of each row, alone."""
+    ids, found = ragged_prompts(VOCAB - 1, *lengths)[0], []
+    for row, length in enumerate(lengths):
+        alone = ids[row : row + 1, -length:]
+        options = {"attention_mask": torch.ones_like(alone), "do_sample": False, **OPTIONS}
+        out = model.generate(alone, **options | {"max_new_tokens": num_new})
+        found.append(out[0, length:].tolist())
+    assert len({token for text in found for token in text}) > 15
+    return found
+
+
+DRAFTERS = {
+    "lookup": lambda model: "lookup",
+    "good": lambda model: ModelDrafter(perturbed(model, scale=0.02), 4),
+    "wrong": lambda model: WrongDrafter(model, 3),
+    "itself": lambda model: ModelDrafter(model, 4),
+    "none": lambda model: None,
+    "two layers": lambda model: SelfDrafter(model, 3, layers=2),
+    "other weights": lambda model: SelfDrafter(model, 3, model=perturbed(model, scale=0.02)),
+}
+RATES = {"wrong": 0, "itself": 1}
+
+
+@pytest.mark.parametrize(("kind", "count", "chunk"), diagonal(DRAFTERS, (FEW, ALL), (4, 1, 512)))
+def test_greedy_text_is_that_of_hf(kind, count, chunk):
+    model = model_of(count)
+    before = fingerprint(model)
+    generator = SpeculativeGenerator(model, DRAFTERS[kind](model), prefill_chunk_size=chunk)
+    result = generator.generate(IDS, MASK, **OPTIONS)
+    assert result.new_tokens.tolist() == continued(model)
+    if kind in RATES:
+        assert result.stats.acceptance_rate == RATES[kind]
+    if kind in ("good", "other weights"):
+        assert 0.2 < result.stats.acceptance_rate < 0.95
+    for row, length in enumerate(LENGTHS):
+        alone = generator.generate(IDS[row : row + 1, -length:], **OPTIONS)
+        assert alone.new_tokens.tolist() == [continued(model)[row]]
+    assert fingerprint(model) == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "chunk"), [case([k, c], k == "good" and c == 64) for k in DRAFTERS for c in (64, 4)]
+)
+def test_greedy_text_at_the_rates_and_the_window_of_released_models(kind, chunk):
+    """Texts that end before, at and after the border of an entry of 128 tokens."""
+    lengths = 1, 120, 128, 300
+    model = model_of(8, (4, 128), 128)
+    ids, mask = ragged_prompts(VOCAB - 1, *lengths)
+    generator = SpeculativeGenerator(model, DRAFTERS[kind](model), prefill_chunk_size=chunk)
+    result = generator.generate(ids, mask, **OPTIONS)
+    assert result.new_tokens.tolist() == continued(model, lengths)
+
+
+def test_what_is_chosen_changes_texts():
+    assert continued(model_of(FEW)) != continued(model_of(ALL))
+
+
+def test_rows_that_leave_take_their_entries_with_them(monkeypatch):
+    """Each row ends at a token of its own, and what HF writes behind it does not matter."""
+    model = model_of()
+    whole = continued(model)
+    ends = [whole[0][2], whole[2][5]]
+    cut = [[*text, *ends][: min(map([*text, *ends].index, ends)) + 1][:NUM_NEW] for text in whole]
+    assert len(set(map(len, cut))) > 1
+    left = []
+    keep_rows = host.keep_rows
+    monkeypatch.setattr(host, "keep_rows", lambda *a: left.append(a[1]) or keep_rows(*a))
+    generator = SpeculativeGenerator(model, DRAFTERS["good"](model), steps_ahead=0)
+    result = generator.generate(IDS, MASK, **OPTIONS | {"eos_token_id": ends})
+    rows = zip(result.new_tokens.tolist(), cut, strict=True)
+    assert [row[: len(text)] for row, text in rows] == cut
+    assert left
+
+
+@pytest.mark.parametrize("kind", ["good", "lookup"])
+def test_captured_steps_are_the_eager_ones(kind):
+    model = copy.deepcopy(model_of())
+    model.set_experts_implementation("batched_mm")  # on a CPU the default waits
+    sampled = {"do_sample": True, "temperature": [0.0, 0.8, 1.3, 1.0], "seed": [1, 2, 3, 4]}
+    results = [
+        SpeculativeGenerator(model, DRAFTERS[kind](model), graphs=graphs).generate(
+            IDS, MASK, check=graphs, **OPTIONS, **sampled
+        )
+        for graphs in (False, True)
+    ]
+    assert results[0].sequences.equal(results[1].sequences)
+    assert results[0].stats.to_dict() == results[1].stats.to_dict()
+
+
+# What is in slots.
+
+
+def test_what_compressors_read_and_their_entries_are_in_the_caches_tree():
+    target = Target(model_of())
+    cache = target.init_cache(3, 40)
+    read = {
+        Compressor(1, "compressor", 4): 2 * 2 * 16,  # values and gates, of two entries each
+        Compressor(1, "indexer", 4): 2 * 2 * 16,
+        Compressor(2, "compressor", 16): 2 * 16,
+        Compressor(3, "compressor", 4): 2 * 2 * 16,
+        Compressor(3, "indexer", 4): 2 * 2 * 16,
+    }
+    assert set(target.route.compressors) == {
+        *read,
+        *(place._replace(is_entries=True) for place in read),
+    }
+    held = {table.untyped_storage().data_ptr() for table in tables(cache).values()}
+    for place, width in read.items():
+        entries = cache.keys[place._replace(is_entries=True)]
+        assert cache.keys[place].shape == (3, 49, 1, width)
+        assert entries.shape == (3, 49, 1, 16)
+        assert entries.untyped_storage().data_ptr() in held
+    assert not cache.values[1].numel()  # which are the keys
+    assert cache.values[0].numel()
+
+
+def verified_logits(target, poisons, read, count=3):
+    """Logits of a ragged window, with the cache poisoned between prefill and verification."""
+    read = torch.tensor(read)
+    tokens = torch.randint(3, VOCAB, (3, 40), generator=torch.Generator().manual_seed(0))
+    cache = target.init_cache(3, 48, extra_slots=0)
+    target.prefill(cache, tokens[:, : int(read.max())], read, offset=0)
+    slots = torch.arange(49)
+    for key, buffer in cache.keys.items():
+        is_chosen = isinstance(key, Compressor) and key.name == "indexer"
+        buffer[slots >= read[:, None]] = poisons[is_chosen]
+    root = tokens.gather(1, read[:, None])[:, 0]
+    draft = tokens.gather(1, read[:, None] + 1 + torch.arange(count))
+    return target.verify(cache, read, root, Draft(draft)).logits
+
+
+@pytest.mark.parametrize("count", [0, 3, 5])
+@torch.no_grad()
+def test_garbage_changes_no_logit(count):
+    target = Target(model_of())
+    clean = verified_logits(target, (0.0, 0.0), (3, 30, 13), count)
+    assert bool(clean.isfinite().all())
+    for poison in (1e30, float("nan"), float("inf")):
+        assert verified_logits(target, (1e30, poison), (3, 30, 13), count).equal(clean)
+
+
+@torch.no_grad()
+def test_entries_of_rejected_tokens_are_made_again():
+    """Logits after windows with rejected tokens in them are those of HF's forward of the text."""
+    model = model_of()
+    target, text = Target(model), ragged_prompts(VOCAB - 1, 48, 48, seed=5)[0]
+    expected = model(input_ids=text, use_cache=False).logits
+    cache, start = target.init_cache(2, 64), torch.tensor([3, 17])
+    target.prefill(cache, text[:, :17], start, offset=0)
+    for kept in ((1, 2), (4, 5), (2, 1), (5, 3), (3, 4), (1, 1), (5, 5)):
+        window = start[:, None] + torch.arange(5)
+        true, kept = text.gather(1, window), torch.tensor(kept)
+        read = torch.where(torch.arange(5) < kept[:, None], true, (true + 7) % VOCAB)
+        logits = target.verify(cache, start, read[:, 0], Draft(read[:, 1:])).logits
+        for row in range(2):
+            few = slice(int(start[row]), int(start[row] + kept[row]))
+            torch.testing.assert_close(
+                logits[row, : kept[row]], expected[row, few], rtol=0, atol=2e-4
+            )
+        start = start + kept
+
+
+# Sampled texts.
+
+
+class MadeOnce:
+    """A planted fault: as in HF's cache an entry stays what its first last token made of it."""
+
+    def __init__(self):
+        self._made = {}
+
+    def __call__(self, module, read, slots, padding_slot):
+        entries, ends = ENTRIES_OF(module, read, slots, padding_slot)
+        made = self._made.get(id(module))
+        is_first = slots.amin(dim=1, keepdim=True) == 0
+        if made is None or len(made) != len(ends):
+            made = torch.full_like(is_first, -1, dtype=torch.long)
+        made = made.where(~is_first, -1)
+        whole = ends.where(ends < padding_slot, -1).amax(dim=1, keepdim=True)
+        self._made[id(module)] = torch.maximum(made, whole)
+        return entries, ends.where(ends > made, padding_slot)
+
+
+ENTRIES_OF = compressed.entries_of
+
+
+def test_texts_have_the_targets_distribution(monkeypatch):
+    """Chi-square, false-alarm rate 1e-9 per length; texts without entries fail."""
+    model, rows, table = model_of(2, (2, 4), 2, text_laws.VOCAB), 2000, {}
+    for length in range(3):
+        ends = list(itertools.product(range(text_laws.VOCAB), repeat=length))
+        ids = torch.tensor([[*text_laws.PROMPT, *end] for end in ends])
+        with torch.no_grad():
+            probs = model(input_ids=ids, use_cache=False).logits[:, -1].double().softmax(dim=-1)
+        table |= dict(zip(ends, probs.tolist(), strict=True))
+    generator = SpeculativeGenerator(
+        model, ModelDrafter(text_laws.tiny(text_laws.DRAFT), 3), prefill_chunk_size=4
+    )
+
+    def p_values():
+        prompts = torch.tensor([text_laws.PROMPT]).expand(rows, -1)
+        options = {"do_sample": True, "top_k": 0, "seed": list(range(rows)), "max_new_tokens": 3}
+        result = generator.generate(prompts, **options)
+        assert 0.1 < result.stats.acceptance_rate < 0.95
+        texts, laws = [tuple(text) for text in result.new_tokens.tolist()], {(): 1.0}
+        for length in (1, 2, 3):
+            laws = {(*e, x): p * q for e, p in laws.items() for x, q in enumerate(table[e])}
+            yield text_laws.p_value(Counter(text[:length] for text in texts), laws)
+
+    assert min(p_values()) > text_laws.ALPHA
+    with_entries(never_made)(monkeypatch)
+    assert min(p_values()) < text_laws.ALPHA
+
+
+# Faults.
+
+
+def with_entries(change):
+    """What is made of entries `[B, M, D]` and the slots of their last tokens `[B, M]`."""
+
+    def plant(patch):
+        patch.setattr(compressed, "entries_of", lambda *args: change(*ENTRIES_OF(*args), args))
+
+    return plant
+
+
+def never_made(entries, ends, args):
+    return entries, torch.full_like(ends, args[3])
+
+
+def but_the_last(entries, ends, args):
+    """The last entry of a window stays what it was."""
+    last = ends.where(ends < args[3], -1).amax(dim=1, keepdim=True)
+    return entries, ends.where(ends != last, args[3])
+
+
+def of_other_rows(entries, ends, args):
+    return entries.flip(0), ends
+
+
+def one_entry_late(entries, ends, args):
+    moved = ends + args[0].compress_rate
+    return entries, moved.where(moved < args[3], args[3])
+
+
+def made_of_half(entries, ends, args):
+    """Without the tokens before a window."""
+    module, read, slots, padding_slot = args
+    order = torch.arange(read.shape[1])
+    read = read.masked_fill((order < slots.amin(dim=1, keepdim=True))[..., None], 0.0)
+    return ENTRIES_OF(module, read, slots, padding_slot)
+
+
+def not_overlapping(entries, ends, args):
+    module, read, slots, padding_slot = args
+    if read.shape[2] == 2 * module.head_dim:
+        return entries, ends
+    read = read.clone()
+    read[..., 2 * module.head_dim : 3 * module.head_dim] = -torch.inf  # gates of the next entry
+    return ENTRIES_OF(module, read, slots, padding_slot)
+
+
+def with_seen(shift):
+    """A compressor's bias, by entries: one more is seen, or one less."""
+
+    def plant(patch):
+        own = compressed._with_bias
+
+        def faulty(rate, forward, *args, **kwargs):
+            entries, bias = own(rate, forward, *args, **kwargs)
+            moved = bias.roll(shift, dims=-1)
+            moved[..., 0 if shift > 0 else -1] = 0.0 if shift > 0 else -torch.inf
+            return entries, moved
+
+        patch.setattr(compressed, "_with_bias", faulty)
+
+    return plant
+
+
+def all_for_one_token(patch):
+    """What HF does for a single token, over its own cache."""
+
+    def faulty(rate, forward, *args, **kwargs):
+        entries, bias = forward(*args, **kwargs)
+        return entries, 0 * entries[:, :, :, 0][:, :, None] if bias is None else bias
+
+    patch.setattr(compressed, "_with_bias", faulty)
+
+
+def near_of_other_rows(patch):
+    own = LayerSlots.update
+    patch.setattr(LayerSlots, "update", lambda *a, **k: tuple(x.flip(0) for x in own(*a, **k)))
+
+
+def one_token_more(patch):
+    own = compressed._near
+    patch.setattr(compressed, "_near", lambda window, hidden, size: own(window, hidden, size + 1))
+
+
+def read_late(patch):
+    """What compressors read of a window is seen by the next one alone."""
+    own = SlotCache.write
+
+    def faulty(cache, stored, states, slots=None):
+        before = cache.keys[stored][:, : cache.window.num_attended, 0].clone()
+        out = own(cache, stored, states, slots)
+        return before if isinstance(stored, Compressor) and slots is None else out
+
+    patch.setattr(SlotCache, "write", faulty)
+
+
+def without_sinks(patch):
+    def faulty(module, query, *args, s_aux, **options):
+        return compressed_attention(module, query, *args, s_aux=s_aux - 100.0, **options)
+
+    patch.setitem(AttentionInterface._global_mapping, COMPRESSED, faulty)
+
+
+FAULTS = {
+    "an entry is never made": with_entries(never_made),
+    "a stale entry": with_entries(but_the_last),
+    "entries of the other row": with_entries(of_other_rows),
+    "an entry one too far": with_entries(one_entry_late),
+    "an entry of a window's tokens alone": with_entries(made_of_half),
+    "entries that do not overlap": with_entries(not_overlapping),
+    "an entry more is seen": with_seen(1),
+    "an entry less is seen": with_seen(-1),
+    "a single token sees all": all_for_one_token,
+    "near tokens of the other row": near_of_other_rows,
+    "a near token more": one_token_more,
+    "tokens are read late": read_late,
+    "no sinks": without_sinks,
+}
+
+
+@pytest.mark.parametrize(
+    ("fault", "count", "rates", "window"),
+    [
+        case([fault, *sizes], sizes == (FEW, (4, 16), 8))
+        for fault in FAULTS
+        for sizes in ((FEW, (4, 16), 8), (512, (4, 128), 128))
+    ],
+)
+def test_the_self_test_finds(fault, count, rates, window, monkeypatch):
+    model = copy.deepcopy(model_of(count, rates, window))
+    FAULTS[fault](monkeypatch)
+    with pytest.raises(ValueError, match="differs from its plain forward"):
+        Target(model)
+    monkeypatch.undo()
+    Target(model)
+
+
+def test_windows_beyond_the_self_test_are_found_by_texts(monkeypatch):
+    """The fault of HF's own cache shows where tokens are rejected: it writes other texts."""
+    model = model_of()
+    generator = SpeculativeGenerator(model, DRAFTERS["wrong"](model))
+    assert generator.generate(IDS, MASK, **OPTIONS).new_tokens.tolist() == continued(model)
+    monkeypatch.setattr(compressed, "entries_of", MadeOnce())
+    assert generator.generate(IDS, MASK, **OPTIONS).new_tokens.tolist() != continued(model)
+
+
+# What is refused.
+
+
+def test_trees_are_refused():
+    model, tree = model_of(), Tree(nodes=9, depth=4, top_k=3)
+    with pytest.raises(ValueError, match=r"window of a tree \(compressed layers read it as a cha"):
+        ModelDrafter(model, tree=tree)
+    drafter = ModelDrafter(perturbed(text_laws.tiny(0)), tree=Tree(nodes=3, depth=2, top_k=2))
+    with pytest.raises(ValueError, match="window of a tree"):
+        SpeculativeGenerator(model, drafter)
+
+
+@torch.no_grad()
+def test_a_window_of_a_tree_by_hand_is_refused():
+    target = Target(model_of())
+    cache, text = target.init_cache(1, 32), torch.arange(3, 23)[None]
+    target.prefill(cache, text, torch.tensor([9]), offset=0)
+    draft = Draft(text[:, 10:13], parents=torch.tensor([[-1, -1, 0]]))
+    with pytest.raises(ValueError, match="reads chains only"):
+        target.verify(cache, torch.tensor([9]), text[:, 9], draft)
+
+
+@torch.no_grad()
+def test_positions_that_are_not_those_of_tokens_are_refused():
+    target = Target(model_of())
+    cache, text = target.init_cache(1, 32), torch.arange(3, 23)[None]
+    cache.row_inputs = {"position_offset": torch.tensor([4])}
+    with pytest.raises(ValueError, match="counts entries from the first token of a text"):
+        target.prefill(cache, text, torch.tensor([9]), offset=0)
+
+
+def test_a_part_of_the_text_cannot_be_shown():
+    with pytest.raises(ValueError, match="read entries of several tokens, of which no part"):
+        SelfDrafter(model_of(), 3, visible=Recent(6))
+
+
+def test_streams_and_queries_are_no_features():
+    target = Target(model_of())
+    with pytest.raises(ValueError, match="several streams of hidden states, so that hidden stat"):
+        target.with_features((1,))
+    with pytest.raises(ValueError, match=r"queries of layer 1 .* read entries"):
+        target.with_features((Queries(1),))
+    final = target.with_features(("final", Queries(0)))
+    cache, text = final.init_cache(1, 32), torch.arange(3, 23)[None]
+    found = final.prefill(cache, text, torch.tensor([20]), offset=0)
+    assert found.shape == (1, 20, 64 + 64)
+    with torch.no_grad():
+        expected = target.model.model(input_ids=text, use_cache=False).last_hidden_state
+    torch.testing.assert_close(found[..., :64], expected, rtol=0, atol=1e-4)
+
+
+def test_a_model_that_chooses_among_equal_scores_is_refused():
+    """HF's choice among them depends on how many entries there are, and is none of the text's."""
+    model = copy.deepcopy(model_of())
+    for layer in model.model.layers:
+        if layer.self_attn.layer_type == SPARSE:
+            layer.self_attn.compressor.indexer.scorer.weights_proj.weight.data[:] = 0.0
+    with pytest.raises(ValueError, match="cannot be decoded"):
+        Target(model)
