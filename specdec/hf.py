@@ -387,17 +387,20 @@ def call_of_generate() -> dict[str, Any]:
     return {**(given if isinstance(given, dict) else {}), **frame.f_locals}
 
 
-INDEXED_LAYERS = {"indexed_attention", "deepseek_sparse_attention"}
-"""What layers are called that read the keys which an indexer chooses; the latter in 5.17."""
-INDEX_COUNT = "index_topk"
-"""An indexer's attribute: so many keys it chooses."""
+INDEXED_LAYERS = {"indexed_attention", "deepseek_sparse_attention", "minimax_m3_sparse"}
+"""What layers are called that read the keys which an indexer chooses; the second in 5.17."""
+INDEX_COUNT, BLOCK_COUNT = "index_topk", "topk_blocks"
+"""An indexer's attribute: so many keys it chooses, or blocks of them."""
+INDEX_KEYS = "indexer_keys", "idx_keys"
+"""What a layer of HF's cache calls the keys of its indexer."""
 
 
 def reads_chosen_keys(module: nn.Module) -> bool:
     """Whether an attention module reads the keys which an indexer of its own chooses, or one of an
     earlier layer.
     """
-    has_own = hasattr(getattr(module, "indexer", None), INDEX_COUNT)
+    indexer = getattr(module, "indexer", None)
+    has_own = any(hasattr(indexer, name) for name in (INDEX_COUNT, BLOCK_COUNT))
     return has_own or (hasattr(module, "indexer") and getattr(module, "skip_topk", False))
 
 
@@ -420,13 +423,7 @@ _ON_HOST = (
     "its indexer goes through the queries one by one on the host, with positions that it keeps in "
     "a layer of HF's cache"
 )
-_IN_LAYERS = (
-    "its indexer keeps keys in the layers of HF's cache, and chooses blocks of them by slots"
-)
 CAUSES = {
-    "bloom": "its biases count keys from the shape of a padding mask, and it takes no position_ids",
-    "gpt_neo": "its local layers mask by a buffer indexed by the number of keys, not by positions",
-    "gpt_neox_japanese": "its attention views all keys as one block of memory, which slots are not",
     "git": "its attention adds a mask of its own, which it makes from the tokens of one call",
     "roformer": "it rotates by positions from one length of all rows, and takes no position_ids",
     **dict.fromkeys(("bart", "mbart", "marian", "pegasus", "plbart", "mvp", "trocr"), _ONE_LENGTH),
@@ -450,7 +447,6 @@ CAUSES = {
     "cannot take back when some of them are rejected",
     **dict.fromkeys(("inkling_text", "inkling_mm_model", "inkling2_text"), _FROM_OFFSET),
     **dict.fromkeys(("inkling2", "inkling2_loop", "inkling2_loop_text"), _FROM_OFFSET),
-    **dict.fromkeys(("minimax_m3_vl", "minimax_m3_vl_text"), _IN_LAYERS),
     **dict.fromkeys(("qwen4_exp", "qwen4_exp_text"), _ON_HOST),
     "blt": "it cuts bytes into patches whose number depends on the text",
     "zaya": "its layers keep keys and values and a recurrent state beside them",

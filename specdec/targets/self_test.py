@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 from specdec.graphs.tree import fill
 from specdec.hf import foreign_attention, position_limit
 from specdec.targets.cache import Chunk, KeyValueShape, SlotCache, memory_bytes, narrowed
+from specdec.targets.edits.blocks import BLOCK
 from specdec.targets.edits.edit import Edit, name_of
 from specdec.targets.edits.indexed import FEW, choosing_few
 from specdec.targets.edits.pooled import pool_size
@@ -378,7 +379,7 @@ class _Trial:
         sizes = [w.size if isinstance(w, Chunk) else w for w in windows if w is not None]
         length = max([6, *(size + 4 for size in sizes if size <= LONGEST_WINDOW)])
         if route.is_indexed:
-            length = max(length, (FEW + 2) * max(map(pool_size, model.modules())))
+            length = max(length, (FEW + 2) * max(BLOCK, *map(pool_size, model.modules())))
         limit = position_limit(model.config.get_text_config()) or length
         num_tried = max(route.num_tried, min(NUM_EDITED, limit) if edits else 0)
         length = max(min(length, limit), _fitting(model, num_tried))

@@ -22,10 +22,12 @@ from specdec.hf import ATTENTION_FIELD, cache_argument, position_limit, set_impl
 from specdec.targets.attention import ATTENTION, window_mask
 from specdec.targets.cache import SlotCache, Window
 from specdec.targets.edits.adapters import edit_adapters
+from specdec.targets.edits.biases import edit_biases
 from specdec.targets.edits.convolutions import edit_convolutions
 from specdec.targets.edits.edit import Edit, Running, apply_edit
 from specdec.targets.edits.indexed import edit_indexers
 from specdec.targets.edits.memory import edit_memory
+from specdec.targets.edits.own_attention import edit_own_attention
 from specdec.targets.features import FeatureLayer, Queries, decoder_layers
 from specdec.targets.route import Route
 from specdec.targets.view import private_view, wrap_forward
@@ -98,8 +100,8 @@ def open_view(
     """One private view of a model; Args and Raises as `open_views`, weights where they are."""
     view = private_view(model)
     view.running = Running()
-    attention = {"attention": route.attention}
-    own = partial(attend_by, **attention), partial(edit_indexers, **attention)
+    by_route = attend_by, edit_indexers, edit_own_attention
+    own = *(partial(edit, attention=route.attention) for edit in by_route), edit_biases
     own = *own, edit_convolutions, edit_adapters
     memory = partial(edit_memory, mixers=route.mixers)
     users = (partial(apply_edit, edit) for edit in edits)

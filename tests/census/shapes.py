@@ -120,7 +120,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     "mellum": {"layer_types": _ALTERNATING},
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", *["minimax_m3_sparse"] * 3],
-        **{"index_block_size": 8, "index_n_heads": 2},
+        **{"index_block_size": 8, "index_n_heads": 2, "index_topk_blocks": 3},
     },
     "qwen4_exp_text": {
         **{"indexer_n_heads": 32, "indexer_kv_heads": 1, "indexer_head_dim": 16},
