@@ -325,8 +325,14 @@ def position_limit(config: PreTrainedConfig) -> int | None:
     Rotary scalings that look at the longest position of a forward ("longrope", "dynamic") change
     every position's angle once it passes the original range. Plain decoding switches in mid-text; a
     batch of drafts cannot, so such models are served within that range.
+
+    A layer of Doge reads the `keep_window_size` keys whose values score highest. Equal tokens have
+    equal values in its first layer, and which of them HF's `topk` takes depends on the number of
+    keys: such models are served while all keys are read.
     """
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    kept = getattr(config, "keep_window_size", None)
+    limit = min(limit, kept) if limit and kept else limit
     rope = getattr(config, "rope_parameters", None) or {}
     per_layer_type = [value for value in rope.values() if isinstance(value, dict)]
     for parameters in (rope, *per_layer_type):
@@ -431,11 +437,7 @@ CAUSES = {
     **dict.fromkeys(("roberta", "roberta-prelayernorm", "camembert", "xlm-roberta"), _FROM_IDS),
     **dict.fromkeys(("xlm-roberta-xl", "xmod", "data2vec-text"), _FROM_IDS),
     "cpmant": "it puts learned tokens before the text, and reads the whole text in every call",
-    "doge": "it masks keys by the values of all that are stored, garbage among them",
-    "gemma3n": "its layers hand on four streams, stacked before the rows of the batch",
-    "gemma3n_text": "its layers hand on four streams, stacked before the rows of the batch",
-    "hrm_text": "it runs the same layers in cycles, with a cache layer for each run",
-    "longcat_flash": "each of its layers holds two attentions with a cache layer each",
+    "doge": "its attention adds a mask of its own, made from values, to that of a sliding window",
     **dict.fromkeys(
         ("minimax", "recurrent_gemma", "rwkv", "xlnet", "reformer", "xlstm"), _OWN_CACHE
     ),

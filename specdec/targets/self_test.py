@@ -33,6 +33,7 @@ from specdec.targets.edits.blocks import BLOCK
 from specdec.targets.edits.edit import Edit, name_of
 from specdec.targets.edits.indexed import FEW, choosing_few
 from specdec.targets.edits.pooled import pool_size
+from specdec.targets.edits.streams import Streams
 from specdec.targets.features import decoder_layers
 from specdec.targets.route import Route
 from specdec.targets.view import wrap_forward
@@ -210,7 +211,7 @@ class _Trace:
     """
 
     def __init__(self, view: PreTrainedModel, route: Route):
-        self.view = view
+        self.view, self._streams = view, Streams.of(view)
         self.has_tuples = False
         self._given: Callable[[str, Tensor], Tensor] = lambda name, arrived: arrived
         self._seen: dict[str, Tensor] = {}
@@ -243,15 +244,23 @@ class _Trace:
         self._num_runs[index] += 1
         of_run = f" in run {run + 1}" if run else ""
         name = f"{_ARRIVED} layer {index}{of_run}"
-        self._seen[name] = arrived.clone()  # hooks may write into what they get
-        given = self._given(name, arrived).clone()
+        streams = self._streams
+        self._seen[name] = state = self._copied(arrived)  # hooks may write into what they get
+        given = self._given(name, state)
+        given = (given if streams is None else streams.as_layers_have_them(given)).clone()
         if args:
             args = (given, *args[1:])
         else:
             kwargs["hidden_states"] = given
-        out = self._watch(f"layer {index}{of_run}", forward, *args, **kwargs)
+        out = forward(*args, **kwargs)
+        state = out if isinstance(out, Tensor) else out[0]
+        self._seen[f"layer {index}{of_run}"] = self._copied(state)
         self.has_tuples |= not isinstance(out, Tensor)
         return out
+
+    def _copied(self, state: Tensor) -> Tensor:
+        """`[2, N, ...]`, what a layer gets or returns."""
+        return (state if self._streams is None else self._streams.rows_first(state)).clone()
 
     def _watch(self, name: str, forward: Callable, *args, **kwargs):
         out = forward(*args, **kwargs)

@@ -28,6 +28,7 @@ from specdec.targets.edits.edit import Edit, Running, apply_edit
 from specdec.targets.edits.indexed import edit_indexers
 from specdec.targets.edits.memory import edit_memory
 from specdec.targets.edits.own_attention import edit_own_attention
+from specdec.targets.edits.streams import Streams
 from specdec.targets.features import FeatureLayer, Queries, decoder_layers
 from specdec.targets.route import Route
 from specdec.targets.view import private_view, wrap_forward
@@ -219,15 +220,19 @@ def catch_features(view: PreTrainedModel, layers: Collection[FeatureLayer]) -> N
         return
     backbone, blocks = decoder_layers(view)
     outputs = {"final": backbone, len(blocks): blocks[-1]}  # the others are inputs
+    streams = Streams.of(view)
     for layer in layers:
         module = outputs[layer] if layer in outputs else blocks[layer]
-        wrap_forward(module, partial(_catch, view.running, layer, layer in outputs))
+        stacked = None if layer == "final" else streams
+        wrap_forward(module, partial(_catch, view.running, layer, layer in outputs, stacked))
 
 
-def _catch(running, layer: FeatureLayer, is_output: bool, forward: Callable, *args, **kwargs):
+def _catch(running, layer, is_output: bool, streams, forward: Callable, *args, **kwargs):
     if not is_output:
-        running.window.features[layer] = args[0] if args else kwargs["hidden_states"]
+        state = args[0] if args else kwargs["hidden_states"]
+        running.window.features[layer] = state if streams is None else streams.feature(state)
         return forward(*args, **kwargs)
     out = forward(*args, **kwargs)
-    running.window.features[layer] = out if isinstance(out, Tensor) else out[0]
+    state = out if isinstance(out, Tensor) else out[0]
+    running.window.features[layer] = state if streams is None else streams.feature(state)
     return out

@@ -92,6 +92,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     },
     "DbrxAttentionConfig": {"rope_theta": 10_000.0, "clip_qkv": 8.0},
     "blt": {"num_hidden_layers": 4},
+    "doge": {"sliding_window": None, "keep_window_size": 2048},
     "dory": {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
     "dots3_note_text": {
         **{"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_head_dim": 32},
