@@ -28,7 +28,7 @@ from specdec.targets.edits.edit import Edit, Running, apply_edit
 from specdec.targets.edits.indexed import edit_indexers
 from specdec.targets.edits.memory import edit_memory
 from specdec.targets.edits.own_attention import edit_own_attention
-from specdec.targets.edits.streams import Streams
+from specdec.targets.edits.streams import Streams, edit_sparsity
 from specdec.targets.features import FeatureLayer, Queries, decoder_layers
 from specdec.targets.route import Route
 from specdec.targets.view import private_view, wrap_forward
@@ -103,7 +103,7 @@ def open_view(
     view.running = Running()
     by_route = attend_by, edit_indexers, edit_own_attention
     own = *(partial(edit, attention=route.attention) for edit in by_route), edit_biases
-    own = *own, edit_convolutions, edit_adapters
+    own = *own, edit_convolutions, edit_sparsity, edit_adapters
     memory = partial(edit_memory, mixers=route.mixers)
     users = (partial(apply_edit, edit) for edit in edits)
     for edit in (

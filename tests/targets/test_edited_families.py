@@ -1,4 +1,4 @@
-"""Families that run over slots by an edit of their views, or whose layers are no plain list: GPT-Neo
+"""Families that run over slots by an edit of their views, or whose layers are no one list: GPT-Neo
 and GPT-NeoX Japanese (attention of their own), BLOOM and Falcon (biases by distance), Gemma 3n
 (streams), LongCat-Flash (two attentions in a layer), HRM (cycles), Doge (values make masks).
 
@@ -70,8 +70,8 @@ CHAINS = {"bloom", "falcon", "falcon, eager"}
 """Their biases are by slots, and nodes of one depth have several."""
 
 
-WAITING = {"gemma3n_text", "longcat_flash"}
-"""HF's code waits for the device, so their steps are not captured."""
+WAITING = {"longcat_flash"}
+"""HF's loop over its experts waits for the device, so that its steps are not captured."""
 
 
 def random_model(make, **options):
