@@ -276,6 +276,7 @@ def refused(model):
         for name in ("deepseek_v32", "minimax_m3_vl_text")
         for fault in FAULTS
         for count in (FEW, 2048)
+        if name == "deepseek_v32" or fault is not stale  # a token's own block is always chosen
     ],
 )
 def test_the_self_test_finds_a_wrong_index_key(name, fault, count, monkeypatch):
