@@ -64,6 +64,7 @@ FAMILIES = {
     **{
         name: partial(build, name, window=WINDOW)
         for name in ("gemma3n_text", "longcat_flash", "hrm_text", "doge")
+        if name in transformers.CONFIG_MAPPING
     },
 }
 CHAINS = {"bloom", "falcon", "falcon, eager"}
@@ -290,7 +291,8 @@ STORED_WRONG = {
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"), [(name, fault) for name, faults in STORED_WRONG.items() for fault in faults]
+    ("name", "fault"),
+    [(name, fault) for name in STORED_WRONG if name in FAMILIES for fault in STORED_WRONG[name]],
 )
 def test_the_self_test_finds_what_is_stored_wrong(name, fault, monkeypatch):
     model = random_model(FAMILIES[name])

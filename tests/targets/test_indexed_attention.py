@@ -54,10 +54,14 @@ def choosing(model, count):
     return model
 
 
-@cache
-def model_of(name, count=FEW, seed=0):
+def skip_without(name):
     if name not in HAS:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
+
+
+@cache
+def model_of(name, count=FEW, seed=0):
+    skip_without(name)
     return choosing(build(name, group=GROUPS[name], window=8, seed=seed), count)
 
 
@@ -283,6 +287,7 @@ def test_the_self_test_finds_a_wrong_index_key(name, fault, count, monkeypatch):
     """Of 2048 keys, as released models choose, short texts have none to leave out; they are tried
     with fewer.
     """
+    skip_without(name)
     model = choosing(build(name), count)
     monkeypatch.setattr(SlotCache, "update_indexer", fault)
     with pytest.raises(ValueError, match="differs from its plain forward"):
@@ -359,8 +364,7 @@ BLOCK_CHOICES = {
 @pytest.mark.parametrize("fault", BLOCK_CHOICES)
 def test_the_self_test_finds_a_wrong_choice_of_blocks(fault, monkeypatch):
     """In one layer of three; with blocks of 128 keys, as released models have."""
-    if "minimax_m3_vl_text" not in HAS:
-        pytest.skip(f"transformers {transformers.__version__} has no MiniMax-M3")
+    skip_without("minimax_m3_vl_text")
     model = build("minimax_m3_vl_text")
     for layer in model.model.layers[1:]:
         layer.self_attn.indexer.block_size, layer.self_attn.indexer.topk_blocks = 128, 16
@@ -375,6 +379,7 @@ def test_the_self_test_finds_a_wrong_choice_of_blocks(fault, monkeypatch):
 @pytest.mark.parametrize("count", [FEW, 2048])
 def test_a_model_that_chooses_blocks_takes_chains_only(count):
     """A node's place in its block is that of its position, and siblings have slots of their own."""
+    skip_without("minimax_m3_vl_text")
     target = Target(choosing(build("minimax_m3_vl_text"), count))
     with pytest.raises(ValueError, match="cannot read the window of a tree"):
         target.check_trees()
