@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    SiglipVisionConfig,
+)
 from transformers.models.auto import modeling_auto
 
 VOCAB = 99
@@ -154,6 +160,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """Of types whose default configuration is not a valid one."""
 
 
+def _towers(model_type: str) -> dict[str, PreTrainedConfig]:
+    """In the place of towers that need a package of their own; no text enters them."""
+    if model_type != "gemma3n":
+        return {}
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    tower = SiglipVisionConfig(**sizes, num_attention_heads=4, image_size=28, patch_size=14)
+    for name, value in {"vocab_offset": 128, "vocab_size": 8, "rms_norm_eps": 1e-6}.items():
+        setattr(tower, name, value)
+    return {"vision_config": tower}
+
+
 def model_classes() -> dict[str, dict[str, str]]:
     """By group, the model class of every type that the installed transformers registers. Multimodal
     ones are those that are no causal LM as well.
@@ -265,7 +282,9 @@ def build(
     model_class, config_class = _classes(model_type, group)
     default = config_class(**DEFAULTS.get(model_type, {}))
     torch.manual_seed(seed)
-    model = model_class(config_class(**shrunk(default, window))).float().eval()
+    config = config_class(**shrunk(default, window))
+    vars(config).update(_towers(model_type))  # the configuration takes its own classes only
+    model = model_class(config).float().eval()
     model.generation_config = GenerationConfig(pad_token_id=0)  # no forced ids, no penalties
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
