@@ -325,8 +325,14 @@ def position_limit(config: PreTrainedConfig) -> int | None:
     Rotary scalings that look at the longest position of a forward ("longrope", "dynamic") change
     every position's angle once it passes the original range. Plain decoding switches in mid-text; a
     batch of drafts cannot, so such models are served within that range.
+
+    A layer of Doge reads the `keep_window_size` keys whose values score highest. Equal tokens have
+    equal values in its first layer, and which of them HF's `topk` takes depends on the number of
+    keys: such models are served while all keys are read.
     """
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    kept = getattr(config, "keep_window_size", None)
+    limit = min(limit, kept) if limit and kept else limit
     rope = getattr(config, "rope_parameters", None) or {}
     per_layer_type = [value for value in rope.values() if isinstance(value, dict)]
     for parameters in (rope, *per_layer_type):
@@ -387,10 +393,12 @@ def call_of_generate() -> dict[str, Any]:
     return {**(given if isinstance(given, dict) else {}), **frame.f_locals}
 
 
-INDEXED_LAYERS = {"indexed_attention", "deepseek_sparse_attention"}
-"""What layers are called that read the keys which an indexer chooses; the latter in 5.17."""
-INDEX_COUNT = "index_topk"
-"""An indexer's attribute: so many keys it chooses."""
+INDEXED_LAYERS = {"indexed_attention", "deepseek_sparse_attention", "minimax_m3_sparse"}
+"""What layers are called that read the keys which an indexer chooses; the second in 5.17."""
+INDEX_COUNT, BLOCK_COUNT = "index_topk", "topk_blocks"
+"""An indexer's attribute: so many keys it chooses, or blocks of them."""
+INDEX_KEYS = "indexer_keys", "idx_keys"
+"""What a layer of HF's cache calls the keys of its indexer."""
 
 
 def reads_chosen_keys(module: nn.Module) -> bool:
@@ -399,7 +407,8 @@ def reads_chosen_keys(module: nn.Module) -> bool:
     """
     if hasattr(module, COMPRESS_RATE):  # whose indexer chooses entries
         return False
-    has_own = hasattr(getattr(module, "indexer", None), INDEX_COUNT)
+    indexer = getattr(module, "indexer", None)
+    has_own = any(hasattr(indexer, name) for name in (INDEX_COUNT, BLOCK_COUNT))
     return has_own or (hasattr(module, "indexer") and getattr(module, "skip_topk", False))
 
 
@@ -438,13 +447,7 @@ _ON_HOST = (
     "its indexer goes through the queries one by one on the host, with positions that it keeps in "
     "a layer of HF's cache"
 )
-_IN_LAYERS = (
-    "its indexer keeps keys in the layers of HF's cache, and chooses blocks of them by slots"
-)
 CAUSES = {
-    "bloom": "its biases count keys from the shape of a padding mask, and it takes no position_ids",
-    "gpt_neo": "its local layers mask by a buffer indexed by the number of keys, not by positions",
-    "gpt_neox_japanese": "its attention views all keys as one block of memory, which slots are not",
     "git": "its attention adds a mask of its own, which it makes from the tokens of one call",
     "roformer": "it rotates by positions from one length of all rows, and takes no position_ids",
     **dict.fromkeys(("bart", "mbart", "marian", "pegasus", "plbart", "mvp", "trocr"), _ONE_LENGTH),
@@ -452,11 +455,7 @@ CAUSES = {
     **dict.fromkeys(("roberta", "roberta-prelayernorm", "camembert", "xlm-roberta"), _FROM_IDS),
     **dict.fromkeys(("xlm-roberta-xl", "xmod", "data2vec-text"), _FROM_IDS),
     "cpmant": "it puts learned tokens before the text, and reads the whole text in every call",
-    "doge": "it masks keys by the values of all that are stored, garbage among them",
-    "gemma3n": "its layers hand on four streams, stacked before the rows of the batch",
-    "gemma3n_text": "its layers hand on four streams, stacked before the rows of the batch",
-    "hrm_text": "it runs the same layers in cycles, with a cache layer for each run",
-    "longcat_flash": "each of its layers holds two attentions with a cache layer each",
+    "doge": "its attention adds a mask of its own, made from values, to that of a sliding window",
     **dict.fromkeys(
         ("minimax", "recurrent_gemma", "rwkv", "xlnet", "reformer", "xlstm"), _OWN_CACHE
     ),
@@ -466,7 +465,6 @@ CAUSES = {
     "xlm": "it reads the whole text in every call",
     **dict.fromkeys(("inkling_text", "inkling_mm_model", "inkling2_text"), _FROM_OFFSET),
     **dict.fromkeys(("inkling2", "inkling2_loop", "inkling2_loop_text"), _FROM_OFFSET),
-    **dict.fromkeys(("minimax_m3_vl", "minimax_m3_vl_text"), _IN_LAYERS),
     **dict.fromkeys(("qwen4_exp", "qwen4_exp_text"), _ON_HOST),
     "blt": "it cuts bytes into patches whose number depends on the text",
     "zaya": "its layers keep keys and values and a recurrent state beside them",

@@ -211,6 +211,16 @@ def window_mask(
     return window.masks[key]
 
 
+def seen_mask(window: Window, num_queries: int) -> Tensor:
+    """`window_mask` of full attention as booleans, made once for all layers: what is left out by it
+    may have any value, NaN among them.
+    """
+    key = num_queries, torch.bool
+    if key not in window.masks:
+        window.masks[key] = window_mask(window, num_queries, torch.float32) == 0
+    return window.masks[key]
+
+
 def own_visible(
     window: Window, num_queries: int, sliding_window: int | Chunk | None, is_causal: bool = False
 ) -> Tensor | None:

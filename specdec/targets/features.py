@@ -2,10 +2,12 @@
 
 They have HF's numbers: `hidden_states[b]` is the residual stream after b decoder layers (0: the
 embeddings, L: before the final norm); `"final"` is the state after the final norm. `Queries(i)` are
-those of decoder layer i.
+those of decoder layer i. Of layers that run several times the last run counts, and of several
+streams (Gemma 3n) the one that attention reads.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -50,19 +52,26 @@ def check_layers(layers: Sequence[FeatureLayer], num_layers: int) -> tuple[Featu
 def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, nn.ModuleList]:
     """The module that runs the decoder layers and the final norm, and its list of layers.
 
-    It need not be `base_model`: the LM head of OPT calls `model.decoder` itself.
+    It need not be `base_model`: the LM head of OPT calls `model.decoder` itself. HRM's two stacks
+    are one list.
 
     Raises:
         ValueError: the model has no list of as many layers as its configuration says.
     """
-    num_layers = model.config.get_text_config().num_hidden_layers
+    config = model.config.get_text_config()
     # Towers of images may have as many layers as the language model beside them.
     base = model.base_model
     backbone = getattr(base, "language_model", None) or getattr(base, "text_model", None) or base
-    for module in backbone.modules():
-        for child in module.children():
-            if isinstance(child, nn.ModuleList) and len(child) == num_layers:
-                return module, child
+    # In LongCat-Flash layers have two attentions each, and the first number is that of these.
+    for count in (config.num_hidden_layers, getattr(config, "num_layers", None)):
+        for module in backbone.modules():
+            for child in module.children():
+                if isinstance(child, nn.ModuleList) and len(child) == count:
+                    return module, child
+    if hasattr(config, "num_layers_per_stack"):  # of HRM's, run in turns
+        stacks = [child.layers for child in backbone.children() if hasattr(child, "layers")]
+        return backbone, nn.ModuleList(chain(*stacks))
     raise ValueError(
-        f"{type(model).__name__} has no list of {num_layers} decoder layers to take features from"
+        f"{type(model).__name__} has no list of {config.num_hidden_layers} decoder layers to take "
+        "features from"
     )

@@ -29,9 +29,11 @@ from transformers import PreTrainedModel
 from specdec.graphs.tree import fill
 from specdec.hf import foreign_attention, position_limit
 from specdec.targets.cache import Chunk, KeyValueShape, SlotCache, memory_bytes, narrowed
+from specdec.targets.edits.blocks import BLOCK
 from specdec.targets.edits.edit import Edit, name_of
 from specdec.targets.edits.indexed import FEW, choosing_few
 from specdec.targets.edits.pooled import pool_size
+from specdec.targets.edits.streams import Streams
 from specdec.targets.features import decoder_layers
 from specdec.targets.route import Route
 from specdec.targets.view import wrap_forward
@@ -213,7 +215,7 @@ class _Trace:
     """
 
     def __init__(self, view: PreTrainedModel, route: Route):
-        self.view = view
+        self.view, self._streams = view, Streams.of(view)
         self.has_tuples = False
         self._given: Callable[[str, Tensor], Tensor] = lambda name, arrived: arrived
         self._seen: dict[str, Tensor] = {}
@@ -246,15 +248,23 @@ class _Trace:
         self._num_runs[index] += 1
         of_run = f" in run {run + 1}" if run else ""
         name = f"{_ARRIVED} layer {index}{of_run}"
-        self._seen[name] = arrived.clone()  # hooks may write into what they get
-        given = self._given(name, arrived).clone()
+        streams = self._streams
+        self._seen[name] = state = self._copied(arrived)  # hooks may write into what they get
+        given = self._given(name, state)
+        given = (given if streams is None else streams.as_layers_have_them(given)).clone()
         if args:
             args = (given, *args[1:])
         else:
             kwargs["hidden_states"] = given
-        out = self._watch(f"layer {index}{of_run}", forward, *args, **kwargs)
+        out = forward(*args, **kwargs)
+        state = out if isinstance(out, Tensor) else out[0]
+        self._seen[f"layer {index}{of_run}"] = self._copied(state)
         self.has_tuples |= not isinstance(out, Tensor)
         return out
+
+    def _copied(self, state: Tensor) -> Tensor:
+        """`[2, N, ...]`, what a layer gets or returns."""
+        return (state if self._streams is None else self._streams.rows_first(state)).clone()
 
     def _watch(self, name: str, forward: Callable, *args, **kwargs):
         out = forward(*args, **kwargs)
@@ -382,7 +392,7 @@ class _Trial:
         sizes = [w.size if isinstance(w, Chunk) else w for w in windows if w is not None]
         length = max([6, *(size + 4 for size in sizes if size <= LONGEST_WINDOW)])
         if route.is_indexed:
-            length = max(length, (FEW + 2) * max(map(pool_size, model.modules())))
+            length = max(length, (FEW + 2) * max(BLOCK, *map(pool_size, model.modules())))
         for one in route.compressors:  # entries end in each half, more than indexers choose
             length = max(length, 2 * one.rate * (FEW if one.name == "indexer" else 1))
         limit = position_limit(model.config.get_text_config()) or length

@@ -23,7 +23,7 @@ from specdec.targets.edits.adapters import adapter_indices
 from specdec.targets.edits.edit import Edit, check_edits, name_of
 from specdec.targets.edits.layers import only_layers
 from specdec.targets.edits.prompts import edit_prompts
-from specdec.targets.features import FeatureLayer, Queries, check_layers
+from specdec.targets.features import FeatureLayer, Queries, check_layers, decoder_layers
 from specdec.targets.prompt_inputs import LAST, PromptChunk, PromptInputs
 from specdec.targets.prompt_trial import compare_prompts
 from specdec.targets.reading import Recording, inputs_of, read_causally, refuse_prompts
@@ -181,7 +181,7 @@ class SlotModel:
     @property
     def num_layers(self) -> int:
         """Decoder layers L."""
-        return self.config.num_hidden_layers
+        return len(decoder_layers(self.model)[1])
 
     def check_unchanged(
         self,

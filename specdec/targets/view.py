@@ -56,6 +56,23 @@ def wrap_forward(module: nn.Module, around: Callable) -> None:
     module.forward = partial(around, module.forward)
 
 
+def own_copy(function: FunctionType, changed: dict | None = None) -> FunctionType:
+    """A function with code of its own, and names of its module changed for it alone. Dynamo counts
+    compilations per code object and refuses a ninth; a window of one token, or one row, is compiled
+    for itself, so one model's code needs up to four. Models do not use up each other's.
+    """
+    names = function.__globals__ if changed is None else function.__globals__ | changed
+    copy = FunctionType(
+        function.__code__.replace(),
+        names,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
 def shared_with_model(view: nn.Module) -> list[tuple[str, dict | set, dict | set]]:
     """What a view shares with its model, by the modules' names: parameters, buffers and hooks, each
     with a copy of the container as it is now.

@@ -22,11 +22,14 @@ from specdec.hf import ATTENTION_FIELD, cache_argument, position_limit, set_impl
 from specdec.targets.attention import ATTENTION, window_mask
 from specdec.targets.cache import SlotCache, Window
 from specdec.targets.edits.adapters import edit_adapters
+from specdec.targets.edits.biases import edit_biases
 from specdec.targets.edits.compressed import edit_compressors
 from specdec.targets.edits.convolutions import edit_convolutions
 from specdec.targets.edits.edit import Edit, Running, apply_edit
 from specdec.targets.edits.indexed import edit_indexers
 from specdec.targets.edits.memory import edit_memory
+from specdec.targets.edits.own_attention import edit_own_attention
+from specdec.targets.edits.streams import Streams, edit_sparsity
 from specdec.targets.features import FeatureLayer, Queries, decoder_layers
 from specdec.targets.route import Route
 from specdec.targets.view import private_view, wrap_forward
@@ -99,9 +102,9 @@ def open_view(
     """One private view of a model; Args and Raises as `open_views`, weights where they are."""
     view = private_view(model)
     view.running = Running()
-    attention = {"attention": route.attention}
-    own = partial(attend_by, **attention), partial(edit_indexers, **attention)
-    own = *own, partial(edit_compressors, **attention), edit_convolutions, edit_adapters
+    by_route = attend_by, edit_indexers, edit_compressors, edit_own_attention
+    own = *(partial(edit, attention=route.attention) for edit in by_route), edit_biases
+    own = *own, edit_convolutions, edit_sparsity, edit_adapters
     memory = partial(edit_memory, mixers=route.mixers)
     users = (partial(apply_edit, edit) for edit in edits)
     for edit in (
@@ -218,15 +221,19 @@ def catch_features(view: PreTrainedModel, layers: Collection[FeatureLayer]) -> N
         return
     backbone, blocks = decoder_layers(view)
     outputs = {"final": backbone, len(blocks): blocks[-1]}  # the others are inputs
+    streams = Streams.of(view)
     for layer in layers:
         module = outputs[layer] if layer in outputs else blocks[layer]
-        wrap_forward(module, partial(_catch, view.running, layer, layer in outputs))
+        stacked = None if layer == "final" else streams
+        wrap_forward(module, partial(_catch, view.running, layer, layer in outputs, stacked))
 
 
-def _catch(running, layer: FeatureLayer, is_output: bool, forward: Callable, *args, **kwargs):
+def _catch(running, layer, is_output: bool, streams, forward: Callable, *args, **kwargs):
     if not is_output:
-        running.window.features[layer] = args[0] if args else kwargs["hidden_states"]
+        state = args[0] if args else kwargs["hidden_states"]
+        running.window.features[layer] = state if streams is None else streams.feature(state)
         return forward(*args, **kwargs)
     out = forward(*args, **kwargs)
-    running.window.features[layer] = out if isinstance(out, Tensor) else out[0]
+    state = out if isinstance(out, Tensor) else out[0]
+    running.window.features[layer] = state if streams is None else streams.feature(state)
     return out

@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    SiglipVisionConfig,
+)
 from transformers.models.auto import modeling_auto
 
 VOCAB = 99
@@ -92,6 +98,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     },
     "DbrxAttentionConfig": {"rope_theta": 10_000.0, "clip_qkv": 8.0},
     "blt": {"num_hidden_layers": 4},
+    "doge": {"sliding_window": None, "keep_window_size": 2048},
     "dory": {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
     "dots3_note_text": {
         **{"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_head_dim": 32},
@@ -120,7 +127,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     "mellum": {"layer_types": _ALTERNATING},
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", *["minimax_m3_sparse"] * 3],
-        **{"index_block_size": 8, "index_n_heads": 2},
+        **{"index_block_size": 8, "index_n_heads": 2, "index_topk_blocks": 3},
     },
     "qwen4_exp_text": {
         **{"indexer_n_heads": 32, "indexer_kv_heads": 1, "indexer_head_dim": 16},
@@ -151,6 +158,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 """Of types whose default configuration is not a valid one."""
+
+
+def _towers(model_type: str) -> dict[str, PreTrainedConfig]:
+    """In the place of towers that need a package of their own; no text enters them."""
+    if model_type != "gemma3n":
+        return {}
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    tower = SiglipVisionConfig(**sizes, num_attention_heads=4, image_size=28, patch_size=14)
+    for name, value in {"vocab_offset": 128, "vocab_size": 8, "rms_norm_eps": 1e-6}.items():
+        setattr(tower, name, value)
+    return {"vision_config": tower}
 
 
 def model_classes() -> dict[str, dict[str, str]]:
@@ -264,7 +282,9 @@ def build(
     model_class, config_class = _classes(model_type, group)
     default = config_class(**DEFAULTS.get(model_type, {}))
     torch.manual_seed(seed)
-    model = model_class(config_class(**shrunk(default, window))).float().eval()
+    config = config_class(**shrunk(default, window))
+    vars(config).update(_towers(model_type))  # the configuration takes its own classes only
+    model = model_class(config).float().eval()
     model.generation_config = GenerationConfig(pad_token_id=0)  # no forced ids, no penalties
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -152,7 +152,7 @@ def test_the_worst_window_counts():
     ("model_type", "kind"),
     [
         ("qwen2", EQUAL),
-        ("bloom", REFUSED),
+        ("minimax", REFUSED),
         pytest.param("olmo_hybrid", EQUAL, marks=pytest.mark.slow),
         pytest.param("axk2", EQUAL, marks=pytest.mark.slow),
     ],

@@ -63,11 +63,6 @@ def compressed():
     return model
 
 
-def bloom():
-    config = transformers.BloomConfig(vocab_size=VOCAB, hidden_size=16, n_layer=2, n_head=2)
-    return transformers.BloomForCausalLM(config)
-
-
 def forgetful():
     """Declares its layers sliding, and attends over everything."""
     config = copy.deepcopy(build("llama").config)
@@ -85,7 +80,6 @@ REFUSED = {
     recurrent_gemma: "RecurrentGemma.* state does not go through HF's cache.*Use HF generate",
     minimax: "MiniMax.* uses cache of its own.*Use HF generate",
     compressed: "Llama.* cannot run over slots: compressed_sparse_attention; use HF generate",
-    bloom: "Bloom.* cannot be decoded over specdec's cache: its biases count keys.*Use HF generate",
     forgetful: r"Llama.* sees the whole text in layer 0, .* Set config\.sliding_window = None",
     training: r"Llama.* in training mode, .*attention_dropout=0.1.*call model.eval\(\) first",
 }

@@ -17,7 +17,7 @@ WITHOUT_A_CACHE = {"state", "mems", "past_buckets_states"}
 """Names of RWKV, XLNet and Reformer, whose memory is no `Cache`."""
 
 NOT_OVER_SLOTS = {
-    *("compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"),
+    *("compressed_sparse_attention", "heavily_compressed_attention"),
     *("qwen_sparse_attention", "hybrid_sliding", "window_attention", "reference_sliding_attention"),
 }
 """Kinds of layers that are refused by name."""

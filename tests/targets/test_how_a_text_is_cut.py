@@ -20,12 +20,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 
 from specdec import SpeculativeGenerator, Target, hf
+from specdec.targets import views
 
 WINDOWS = [5, 12, 30, 70, 255]
 
 
 def gpt_neo(window: int, num_positions: int = 512):
-    """Every second layer is local, by a buffer that it indexes by the number of keys."""
+    """Every second layer is local, by a buffer that HF indexes by the number of keys."""
     torch.manual_seed(0)
     config = transformers.GPTNeoConfig(
         **{"vocab_size": VOCAB, "hidden_size": 32, "num_layers": 2, "num_heads": 4},
@@ -67,10 +68,17 @@ def is_equal_or_refused(model, generator=None, *, length: int = 9, count: int = 
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_a_window_by_the_number_of_keys_is_seen(window):
+def test_a_window_by_the_number_of_keys_is_seen(window, monkeypatch):
+    """Where nothing in a view makes it one by positions."""
+    monkeypatch.setattr(views, "edit_own_attention", lambda view, attention: None)
     found = is_equal_or_refused(gpt_neo(window), length=window - 2, count=60)
     assert "GPTNeoForCausalLM cannot be decoded over specdec's cache" in found
     assert "differs from its plain forward" in found
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_such_a_window_is_made_one_by_positions(window):
+    assert is_equal_or_refused(gpt_neo(window), length=window - 2, count=60) == "equal"
 
 
 def test_the_same_model_is_decoded_where_its_positions_end_with_the_window():

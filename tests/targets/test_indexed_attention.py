@@ -23,6 +23,8 @@ from specdec.graphs.tree import tables
 from specdec.loop import host
 from specdec.targets import discovery, views
 from specdec.targets.cache import Indexer, SlotCache
+from specdec.targets.edits.blocks import BLOCKS as BLOCKED
+from specdec.targets.edits.blocks import block_attention
 from specdec.targets.edits.indexed import INDEXED, indexed_attention
 from specdec.targets.edits.pooled import pool_size
 from specdec.types import Draft
@@ -30,6 +32,7 @@ from specdec.types import Draft
 GROUPS = {
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4", "dots3_note"), "causal"),
     **dict.fromkeys(("mistral_large4", "hy_v4_vl", "glm5_next"), "multimodal"),
+    **{"minimax_m3_vl_text": "causal", "minimax_m3_vl": "multimodal"},
 }
 HAS = [name for name in GROUPS if name in transformers.CONFIG_MAPPING]
 FEW, ALL = 5, 64
@@ -40,18 +43,25 @@ OPTIONS = {"max_new_tokens": NUM_NEW, "eos_token_id": None, "pad_token_id": 0}
 
 
 def choosing(model, count):
-    """The model, whose indexers choose so many keys, in whole pools."""
-    indexers = [m for m in model.modules() if hasattr(m, "index_topk")]
+    """The model, whose indexers choose so many keys, in whole pools or blocks."""
+    indexers = [m for m in model.modules() if hasattr(m, "index_topk") or hasattr(m, "topk_blocks")]
     assert indexers
     for indexer in indexers:
-        indexer.index_topk = count - count % pool_size(indexer)
+        if hasattr(indexer, "topk_blocks"):
+            indexer.block_size, indexer.topk_blocks = 2, count // 2
+        else:
+            indexer.index_topk = count - count % pool_size(indexer)
     return model
+
+
+def skip_without(name):
+    if name not in HAS:
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
 
 
 @cache
 def model_of(name, count=FEW, seed=0):
-    if name not in HAS:
-        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    skip_without(name)
     return choosing(build(name, group=GROUPS[name], window=8, seed=seed), count)
 
 
@@ -80,10 +90,13 @@ DRAFTERS = {
 RATES = {"wrong": 0, "itself": 1}
 RECURRENT = {"glm5_next"}
 """Has linear attention, too: it reads chains only, and nothing behind the text."""
+BLOCKS = {"minimax_m3_vl_text", "minimax_m3_vl"}
+"""Choose blocks of slots, and so read chains only."""
 
 
 def fitting(name, kind):
-    return "good" if name in RECURRENT and kind in ("tree", "own keys") else kind
+    has_no = ("tree", "own keys") if name in RECURRENT else ("tree",) if name in BLOCKS else ()
+    return "good" if kind in has_no else kind
 
 
 @pytest.mark.parametrize(
@@ -130,7 +143,10 @@ def test_rows_that_leave_take_their_index_keys_with_them(name, monkeypatch):
         left.clear()
 
 
-QUICK = [("glm_moe_dsa", "tree"), ("mistral_large4", "good"), ("glm5_next", "good")]
+QUICK = [
+    *[("glm_moe_dsa", "tree"), ("mistral_large4", "good"), ("glm5_next", "good")],
+    ("minimax_m3_vl_text", "good"),
+]
 
 
 @pytest.mark.parametrize(
@@ -257,13 +273,22 @@ def refused(model):
     raise ValueError("not in this test")
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("count", [FEW, 2048])
-def test_the_self_test_finds_a_wrong_index_key(fault, count, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "fault", "count"),
+    [
+        case([name, fault, count], name == "deepseek_v32" or count == 2048)
+        for name in ("deepseek_v32", "minimax_m3_vl_text")
+        for fault in FAULTS
+        for count in (FEW, 2048)
+        if name == "deepseek_v32" or fault is not stale  # a token's own block is always chosen
+    ],
+)
+def test_the_self_test_finds_a_wrong_index_key(name, fault, count, monkeypatch):
     """Of 2048 keys, as released models choose, short texts have none to leave out; they are tried
     with fewer.
     """
-    model = choosing(build("deepseek_v32"), count)
+    skip_without(name)
+    model = choosing(build(name), count)
     monkeypatch.setattr(SlotCache, "update_indexer", fault)
     with pytest.raises(ValueError, match="differs from its plain forward"):
         Target(model)
@@ -317,6 +342,47 @@ def test_the_self_test_finds_a_wrong_choice(name, dtype, fault, monkeypatch):
     monkeypatch.setitem(AttentionInterface._global_mapping, INDEXED, CHOICES[fault])
     with pytest.raises(ValueError, match=r"layers\.1\.self_attn differs from its plain forward"):
         Target(choosing(model, 2047))
+
+
+def blocks_by(changed):
+    def faulty(module, *args, block_indices, **options):
+        if module.layer_idx == 1:
+            block_indices = changed(block_indices)
+        return block_attention(module, *args, block_indices=block_indices, **options)
+
+    return faulty
+
+
+BLOCK_CHOICES = {
+    "a block too near": lambda blocks: (blocks - 1).clamp(min=-1),
+    "of the other row": lambda blocks: blocks.flip(0),
+    "of the other heads": lambda blocks: blocks.flip(1),
+    "the first ones": lambda blocks: torch.arange(blocks.shape[-1]).expand_as(blocks),
+}
+
+
+@pytest.mark.parametrize("fault", BLOCK_CHOICES)
+def test_the_self_test_finds_a_wrong_choice_of_blocks(fault, monkeypatch):
+    """In one layer of three; with blocks of 128 keys, as released models have."""
+    skip_without("minimax_m3_vl_text")
+    model = build("minimax_m3_vl_text")
+    for layer in model.model.layers[1:]:
+        layer.self_attn.indexer.block_size, layer.self_attn.indexer.topk_blocks = 128, 16
+    Target(model)
+    faulty = blocks_by(BLOCK_CHOICES[fault])
+    monkeypatch.setitem(AttentionInterface._global_mapping, BLOCKED, faulty)
+    model.model.layers[1].self_attn.indexer.topk_blocks = 15  # so that it is tried again
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn differs from its plain forward"):
+        Target(model)
+
+
+@pytest.mark.parametrize("count", [FEW, 2048])
+def test_a_model_that_chooses_blocks_takes_chains_only(count):
+    """A node's place in its block is that of its position, and siblings have slots of their own."""
+    skip_without("minimax_m3_vl_text")
+    target = Target(choosing(build("minimax_m3_vl_text"), count))
+    with pytest.raises(ValueError, match="cannot read the window of a tree"):
+        target.check_trees()
 
 
 def test_a_model_that_chooses_among_equal_scores_is_refused():

@@ -20,7 +20,7 @@ from specdec.hf import ACTIVATIONS, GATE_UP, JOINED_GATE_UP, ROTATE, without_ren
 from specdec.kernels.linear.reference import scaled_linear
 from specdec.targets.edits.edit import Faster
 from specdec.targets.edits.joint import JointProduct
-from specdec.targets.view import private_view
+from specdec.targets.view import own_copy, private_view
 
 
 class Fusion(Faster):
@@ -93,7 +93,7 @@ class Fusion(Faster):
         # One copy per shape of weights: norms of queries and of the residual stream differ.
         key = forward, product is None, *(weight.shape for weight in module.parameters())
         if key not in self._copies:
-            copy = _own_copy(forward if product is None else _over_product(forward))
+            copy = own_copy(forward if product is None else _over_product(forward))
             self._copies[key] = Fused(copy, self._backend)
         return self._copies[key]
 
@@ -101,8 +101,8 @@ class Fusion(Faster):
         rotate = forward.__globals__[ROTATE]
         key = forward, rotate
         if key not in self._copies:
-            compiled = Fused(_own_copy(rotate), self._backend)
-            self._copies[key] = _own_copy(forward, {ROTATE: compiled})
+            compiled = Fused(own_copy(rotate), self._backend)
+            self._copies[key] = own_copy(forward, {ROTATE: compiled})
         return self._copies[key]
 
 
@@ -165,23 +165,6 @@ def _over_product(forward: FunctionType) -> FunctionType:
         return forward(_WithParts(module, x), x)
 
     return over_product
-
-
-def _own_copy(function: FunctionType, changed: dict | None = None) -> FunctionType:
-    """A function with code of its own, and names of its module changed for it alone. Dynamo counts
-    compilations per code object and refuses a ninth; a window of one token, or one row, is compiled
-    for itself, so one model's code needs up to four. Models do not use up each other's.
-    """
-    names = function.__globals__ if changed is None else function.__globals__ | changed
-    copy = FunctionType(
-        function.__code__.replace(),
-        names,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
 
 
 def _is_norm(module: nn.Module) -> bool:

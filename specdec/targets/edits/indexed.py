@@ -19,17 +19,24 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from specdec.hf import ATTENTION_FIELD, INDEX_COUNT, reads_chosen_keys, set_implementation
+from specdec.hf import (
+    ATTENTION_FIELD,
+    INDEX_COUNT,
+    INDEX_KEYS,
+    reads_chosen_keys,
+    set_implementation,
+)
 from specdec.kernels import AttentionOptions
 from specdec.targets.attention import (
     ATTENTION,
     HFMask,
     attend,
     note_queries,
+    seen_mask,
     slot_attention,
-    window_mask,
 )
 from specdec.targets.cache import Indexer, KeyValueShape, Window
+from specdec.targets.edits.blocks import choose_few_blocks, edit_blocks, reads_blocks
 from specdec.targets.edits.edit import Running
 from specdec.targets.edits.pooled import edit_pools, pool_size
 from specdec.targets.features import Queries
@@ -53,12 +60,15 @@ def edit_indexers(view: PreTrainedModel, attention: str | None) -> None:
     for module in view.modules() if attention is not None else ():
         if not reads_chosen_keys(module):
             continue
+        if attention == ATTENTION and reads_blocks(module):
+            edit_blocks(module, view.running)
+            continue
         is_pooled = module.indexer is not None and pool_size(module.indexer) > 1
         if attention == ATTENTION and (is_pooled or hasattr(module, MASKING)):
             module.config = copy.copy(module.config)
             set_implementation(module.config, ATTENTION_FIELD, INDEXED)
             if is_pooled:
-                edit_pools(module, view.running, _seen)
+                edit_pools(module, view.running, seen_mask)
         elif attention == ATTENTION:
             module.config = copy.copy(module.config)
             set_implementation(module.config, ATTENTION_FIELD, INDEXED)
@@ -74,16 +84,8 @@ def _with_mask(running: Running, forward: Callable, *args, **kwargs):
     window = running.window
     if not window.has_own_masks:
         hidden = args[0] if args else kwargs["hidden_states"]
-        kwargs["attention_mask"] = _seen(window.on(hidden.device), hidden.shape[1])
+        kwargs["attention_mask"] = seen_mask(window.on(hidden.device), hidden.shape[1])
     return forward(*args, **kwargs)
-
-
-def _seen(window: Window, count: int) -> Tensor:
-    """As a mask of booleans, made once for all layers: garbage of any value is left out by it."""
-    key = count, torch.bool
-    if key not in window.masks:
-        window.masks[key] = window_mask(window, count, torch.float32) == 0
-    return window.masks[key]
 
 
 def _no_mask(**chosen: object) -> None:
@@ -153,10 +155,12 @@ def indexed_attention(
 
 def index_shapes(layers: Sequence[object]) -> dict[Indexer, KeyValueShape]:
     """What indexers store of a token, seen in the layers of HF's own cache."""
-    stored = {i: getattr(layer, "indexer_keys", None) for i, layer in enumerate(layers)}
+    found = (
+        (i, getattr(layer, name, None)) for i, layer in enumerate(layers) for name in INDEX_KEYS
+    )
     return {
-        Indexer(i): KeyValueShape(1, keys.shape[2], 0, keys.dtype, keys.device)
-        for i, keys in stored.items()
+        Indexer(i): KeyValueShape(1, keys.shape[-1], 0, keys.dtype, keys.device)
+        for i, keys in found
         if keys is not None
     }
 
@@ -169,6 +173,7 @@ def choosing_few(model: PreTrainedModel) -> PreTrainedModel | None:
         return None
     view = private_view(model)
     for module in view.modules():
+        choose_few_blocks(module)
         if hasattr(module, INDEX_COUNT):
             few = min(FEW * pool_size(module), getattr(module, INDEX_COUNT))
             setattr(module, INDEX_COUNT, few)
