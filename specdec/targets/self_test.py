@@ -292,6 +292,12 @@ class _Plain:
         self._factor = NOISE_FACTOR if self._unit > 1e-5 else FINE_NOISE_FACTOR
         self._generator = torch.Generator().manual_seed(0)
         self._whole = None if read else read_whole(model, tokens)
+        if self._whole is not None and self._whole.isnan().any():
+            raise PlainForwardError(
+                f"{type(model).__name__} cannot be decoded: its own forward has logits that are no "
+                f"numbers (NaN) for a text of {tokens.shape[1]} tokens; look at its weights, or "
+                f"load it in another data type than {model.dtype}{remark_on_hooks(model)}"
+            )
         noisy = {name: self._rounded(x) for name, x in self.inputs.items()}
         self.rounding = self._moved(lambda name, arrived: noisy[name], MOST_ROUNDING[0])
 

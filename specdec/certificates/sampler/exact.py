@@ -159,9 +159,6 @@ def certify_sampler(
         into.num_problems += len(problems)
         try:
             num_lists = max(num_lists, num_lists_of(sampler, problems, device))
-            if problems is batches[0]:
-                options = {"num_lists": num_lists, "draws": draws, "device": device}
-                report.failures += _examine_rows(sampler, problems, **options)
             if num_lists:
                 options = {"num_lists": num_lists, "device": device}
                 reason = _examine_race(into, find_races(sampler, problems, **options), sampler)
@@ -171,6 +168,9 @@ def certify_sampler(
                 if reason is None and report.passed and into is report:
                     accepted = flips.mean_accepted, most_accepted(flips.paths)
                     report.accepted.append((problems, *accepted))
+            if problems is batches[0]:
+                options = {"num_lists": num_lists, "draws": draws, "device": device}
+                report.failures += _examine_rows(sampler, problems, **options)
         except NotScriptedError as error:
             reason = f"it decides by numbers of its own ({error.asked})"
             if found.names:
