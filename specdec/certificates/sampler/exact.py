@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -154,7 +155,9 @@ def certify_sampler(
         report.failures.append(Failure("draft", found.size, found.says))
     num_lists, rare = int(sampler.draw_draft is draw_by_race), SamplerReport(name, tolerance)
     of_rare = rare_problems(*sizes[-1], dtype=dtype)
-    for problems in [*progress(batches), of_rare]:
+    for problems in chain(progress(batches), [of_rare]):
+        if problems is of_rare and not report.passed:
+            break  # nothing more is needed to tell it by
         into = rare if problems is of_rare else report
         into.num_problems += len(problems)
         try:
@@ -183,7 +186,8 @@ def certify_sampler(
             ) from error
         if reason is not None:  # what enumeration said is dropped
             return drawn(partial(draw_tests, draws=draws), batches, reason)
-    report.add_rare(rare, f"tokens down to {of_rare.least:.0e}")
+    if rare.num_problems:
+        report.add_rare(rare, f"tokens down to {of_rare.least:.0e}")
     if num_lists > 1:
         ahead = looks_ahead(sampler, sizes[-1][0], num_lists, dtype=dtype, device=device)
         if ahead is not None:
