@@ -333,15 +333,32 @@ def position_limit(config: PreTrainedConfig) -> int | None:
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     kept = getattr(config, "keep_window_size", None)
     limit = min(limit, kept) if limit and kept else limit
+    for parameters in _switching_ropes(config):
+        original = parameters.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        limit = min(limit, original or limit)
+    return limit
+
+
+def cause_of_limit(config: PreTrainedConfig) -> str:
+    """Why a model is given fewer positions than it is said to have, for messages."""
+    kinds = [repr(parameters["rope_type"]) for parameters in _switching_ropes(config)]
+    if not kinds and getattr(config, "keep_window_size", None) == position_limit(config):
+        return ": beyond that its layers choose keys (`keep_window_size`), by values that may be equal"
+    if not kinds:
+        return ""
+    return (
+        f": from there on its rotary scaling ({', '.join(dict.fromkeys(kinds))}) turns all tokens "
+        "by other angles, which happens in mid-text and cannot be taken back for a rejected draft"
+    )
+
+
+def _switching_ropes(config: PreTrainedConfig) -> list[dict]:
     rope = getattr(config, "rope_parameters", None) or {}
     per_layer_type = [value for value in rope.values() if isinstance(value, dict)]
-    for parameters in (rope, *per_layer_type):
-        if parameters.get("rope_type") in ("longrope", "dynamic"):
-            original = parameters.get("original_max_position_embeddings") or getattr(
-                config, "original_max_position_embeddings", None
-            )
-            limit = min(limit, original or limit)
-    return limit
+    found = (rope, *per_layer_type)
+    return [each for each in found if each.get("rope_type") in ("longrope", "dynamic")]
 
 
 def newer_than_tried() -> str:

@@ -23,7 +23,15 @@ from transformers import (
 )
 
 from specdec.arguments import check_choice, check_integer, name_of, plain_numbers, shown
-from specdec.hf import FILTERS, HEALING, PROMPT_INPUTS, UNSUPPORTED, is_prefix_lm, prompt_inputs
+from specdec.hf import (
+    FILTERS,
+    HEALING,
+    PROMPT_INPUTS,
+    UNSUPPORTED,
+    cause_of_limit,
+    is_prefix_lm,
+    prompt_inputs,
+)
 from specdec.processes import agreed
 from specdec.request.given import Given, GivenRows, by_rows, native
 from specdec.request.grammar import GrammarProcessor
@@ -431,7 +439,8 @@ def _check_room(
         shorter = f" or pass max_new_tokens <= {limit - longest}" if longest < limit else ""
         raise ValueError(
             f"a prompt of {longest} tokens and {room} new tokens make {total}, "
-            f"but the target has {limit} positions; shorten the prompt{shorter}"
+            f"but the target has {limit} positions{cause_of_limit(target.config)}; shorten the "
+            f"prompt{shorter}"
         )
     target.check_unchanged(num_tokens=total)
 

@@ -73,8 +73,8 @@ NUM_TEXTS = 8
 
 
 class Difference(NamedTuple):
-    """Of a state of some tokens, `[2, N]` each: how far it is from the plain run's, in rms over
-    channels, and how far it may be.
+    """Of a state of some tokens, `[B, N]` each (of a window two rows): how far it is from the plain
+    run's, in rms over channels, and how far it may be.
     """
 
     found: Tensor
@@ -306,6 +306,12 @@ class _Plain:
         self._factor = NOISE_FACTOR if self._unit > 1e-5 else FINE_NOISE_FACTOR
         self._generator = torch.Generator().manual_seed(0)
         self._whole = None if read else read_whole(model, tokens)
+        if self._whole is not None and self._whole.isnan().any():
+            raise PlainForwardError(
+                f"{type(model).__name__} cannot be decoded: its own forward has logits that are no "
+                f"numbers (NaN) for a text of {tokens.shape[1]} tokens; look at its weights, or "
+                f"load it in another data type than {model.dtype}{remark_on_hooks(model)}"
+            )
         noisy = {name: self._rounded(x) for name, x in self.inputs.items()}
         self.rounding = self._moved(lambda name, arrived: noisy[name], MOST_ROUNDING[0])
 
@@ -322,12 +328,18 @@ class _Plain:
             found[name] = error.maximum(unit_of(state) * size)
         return found
 
-    def difference(self, slots: Tensor, ours: dict[str, Tensor]) -> Differences:
-        """How far states of the tokens at slots `[2, N]` are from these."""
-        found = {name: _distance(x, _take(self.states[name], slots)) for name, x in ours.items()}
+    def difference(
+        self, slots: Tensor, ours: dict[str, Tensor], rows: Tensor | None = None
+    ) -> Differences:
+        """How far states of the tokens at slots `[B, N]` are from these; row i has the text `rows`
+        `[B]` says, its own where that is `None`.
+        """
+        found = {
+            name: _distance(x, _take(self.states[name], slots, rows)) for name, x in ours.items()
+        }
         return {
             f"{name} differs from {self._name}": Difference(
-                error, self._factor * _take(self.rounding[name], slots)
+                error, self._factor * _take(self.rounding[name], slots, rows)
             )
             for name, error in found.items()
         }
@@ -359,10 +371,9 @@ class _Plain:
     def _beside_others(self, allowed: Tensor) -> Iterator[Differences]:
         """The same of batches of other sizes, and of what the model's own `generate` writes."""
         few = slice(0, FEW_TOKENS)
-        for count, logits in read_in_batches(self._model, self._tokens[:, few]):
-            other = self._whole[:, few] if count > 1 else self._whole[:1, few].expand_as(logits)
-            found = Difference(_distance(logits, other), allowed[:, few])
-            yield {f"in a batch of {count} a text has logits that differ": found}
+        for rows, logits in read_in_batches(self._model, self._tokens[:, few]):
+            found = Difference(_distance(logits, self._whole[rows, few]), allowed[rows, few])
+            yield {f"in a batch of {len(rows)} a text has logits that differ": found}
         if (own := generated(self._model, self._tokens[:, few])) is not None:
             text, logits = own
             whole = read_whole(self._model, text)[:, -logits.shape[1] - 1 : -1]
@@ -480,22 +491,20 @@ class _Trial:
         )[0]
 
     def batches(self) -> Iterator[Differences]:
-        """The two texts in batches of other sizes, each alone where the size is one row."""
+        """The two texts in batches of other sizes, each text at places where it did not stand."""
         for count in NUM_ROWS:
-            rows = torch.arange(max(count, 2), device=self._tokens.device) % 2
-            read = [self._in_batch(some) for some in (rows.split(1) if count == 1 else [rows])]
-            states = {name: torch.cat([each[name] for each in read])[:2] for name in read[0]}
-            found = self.plain.difference(self._everything, states)
-            yield {f"in a batch of {count} {name}": found[name] for name in found}
+            for first in (0, 1):
+                rows = (torch.arange(count, device=self._tokens.device) + first) % 2
+                found = self.plain.difference(self._everything[rows], self._in_batch(rows), rows)
+                yield {f"in a batch of {count} {name}": found[name] for name in found}
 
     def _in_batch(self, rows: Tensor) -> dict[str, Tensor]:
         """Everything to compare, of these texts as a batch."""
         length, route = self._tokens.shape[1], self._views.route
         cache = route.init_cache(len(rows), length, max_window=length)
         cache.row_inputs = {name: each[rows] for name, each in self._cache.row_inputs.items()}
-        slots = self._everything[:1].expand(len(rows), -1)
         return self._trace.run(
-            lambda: self._read(self._tokens[rows], cache, slots),
+            lambda: self._read(self._tokens[rows], cache, self._everything[rows]),
             lambda name, arrived: self.plain.inputs[name][rows.to(arrived.device)],
         )
 
@@ -542,9 +551,12 @@ def _width(model: PreTrainedModel, known: list[int], shapes: Iterable[KeyValueSh
     return width
 
 
-def _take(state: Tensor, slots: Tensor) -> Tensor:
-    """`[2, N, ...]`, the tokens at slots `[2, N]` of a state `[2, T, ...]`."""
-    rows = torch.arange(2, device=state.device)[:, None]
+def _take(state: Tensor, slots: Tensor, texts: Tensor | None = None) -> Tensor:
+    """`[B, N, ...]`, the tokens at slots `[B, N]` of a state `[2, T, ...]`: of its rows in order,
+    or of these.
+    """
+    rows = torch.arange(2, device=slots.device) if texts is None else texts
+    rows = rows.to(state.device)[:, None]
     return state[rows, slots.to(state.device)]
 
 

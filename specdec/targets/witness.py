@@ -84,14 +84,15 @@ def read_in_steps(
     return torch.cat(logits, dim=1)
 
 
-def read_in_batches(model: PreTrainedModel, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Numbers of rows, and logits `[2, N, V]` of the two texts in batches of so many, beside others
-    of them; of the first text twice where there is one row.
+def read_in_batches(model: PreTrainedModel, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Which of the two texts each row of a batch has, `[B]`, and the batch's logits `[B, N, V]`:
+    batches of several sizes, in which both texts stand where they do not stand in the batch of the
+    two, so that what looks at a row's place is seen.
     """
     for count in NUM_ROWS:
-        order = torch.arange(count, device=tokens.device) % 2
-        logits = read_whole(model, tokens[order])
-        yield count, logits[:2] if count > 1 else logits.expand(2, -1, -1)
+        for first in (0, 1):
+            rows = (torch.arange(count, device=tokens.device) + first) % 2
+            yield rows, read_whole(model, tokens[rows])
 
 
 def read_padded(model: PreTrainedModel, tokens: Tensor) -> Tensor | None:

@@ -293,3 +293,22 @@ def test_rows_repeat_on_a_gpu(name, sampler, dtype):
     found = audit_rows(generator, prompts, 64, Sampling(top_k=20))
     assert found.passed, str(found)
     assert found.num_rows == 4
+
+
+class OneRowSharper(RejectionSampler):
+    """Row 3 of a batch has sharper logits in the rule alone, so that no probabilities differ."""
+
+    def accept(self, draft, target_logits, logits_filter, noise):
+        logits = target_logits.clone()
+        logits[3:4] *= 1.5
+        return super().accept(draft, logits, logits_filter, noise)
+
+
+@pytest.mark.parametrize("rule", [OneRowSharper, RejectionSampler])
+def test_a_verdict_by_the_place_of_a_row_is_no_rounding(rule):
+    prompts = [[*PROMPT, token] for token in range(6)]
+    found = audit(ModelDrafter(tiny(DRAFT)), rule(), prompts)
+    assert found.passed == (rule is RejectionSampler)
+    if not found.passed:
+        assert "row 3" in str(found)
+        assert "look at sampler and target" in str(found)

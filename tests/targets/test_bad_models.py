@@ -124,6 +124,14 @@ def test_logits_that_are_not_finite_stop_the_generation(sampler, value, options)
     assert generator.generate(IDS, MASK, max_new_tokens=6).sequences.equal(expected)
 
 
+def test_a_model_that_computes_no_numbers_is_refused_as_such():
+    model = build("llama")
+    with torch.no_grad():
+        model.lm_head.weight[3] = torch.nan
+    with pytest.raises(ValueError, match=r"logits that are no numbers \(NaN\).*its weights"):
+        SpeculativeGenerator(model, "lookup")
+
+
 def test_logits_of_a_row_that_has_ended_may_be_anything():
     model = build("llama")
     generator = SpeculativeGenerator(model, None, steps_ahead=1)  # with which such rows stay

@@ -133,9 +133,21 @@ def before_the_layer(hook):
     return lambda module, args: (hook(module, args, args[0]), *args[1:])
 
 
+def the_first_row(module, args, out):
+    out = out.clone()
+    out[0] += VECTOR
+    return out
+
+
+def the_sixth_row(module, args, out):
+    out = out.clone()
+    out[5:6] += VECTOR
+    return out
+
+
 PLACES = [
     *(the_last_token, the_first_column, calls_of_one_token, calls_of_several, the_mean_of_a_call),
-    every_second_call,
+    *(every_second_call, the_first_row, the_sixth_row),
 ]
 SOUND = [every_position, without_a_direction]
 WHERE = ["model.layers.1", "model.layers.0.mlp", "model.layers.2.self_attn.o_proj", "model.norm"]

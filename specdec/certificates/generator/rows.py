@@ -7,7 +7,8 @@ greedy form, and only the speed or the reproducibility suffers. So drafted token
 The same call again has the same shapes, so nothing may differ. Other calls compute the same numbers
 in other shapes, and so with other rounding. The first difference of a row is rounding where the
 step's probabilities agree within `sqrt(eps)` and, for a draft token, where the step's own noise
-draws the token of each call from them. The draft of a head without probabilities cannot be judged
+draws the token of each call from them, for an emitted one where the rule decides so on the row's
+numbers alone. The draft of a head without probabilities cannot be judged
 like this: one such row is excused, two are not; in half precision none is judged.
 
 Legend: R rows, K draft tokens, V vocabulary.
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from specdec.certificates.generator.reading import inputs_of
 from specdec.generator import SpeculativeGenerator
+from specdec.graphs.tree import map_tensors
 from specdec.loop.host import Generation, OutputCollector
 from specdec.loop.outcome import Outcome
 from specdec.request import Sampling
@@ -244,6 +246,21 @@ class _Call:
         draft = None if draft is None else draft[here].double().clone()
         return draft, target, noise.uniform(Stream.PROPOSE)[here]
 
+    @torch.inference_mode()
+    def is_decided_alone(self, row: int, step: int, logits_filter: LogitsFilter) -> bool:
+        """Whether the rule, given what it had for a row in a step and nothing else, emits what it
+        emitted there beside other rows. The inputs are the same numbers, so nothing is rounding.
+        """
+        generation, _, outcome = next(islice(self.walk(), step, None))
+        here, state = generation.rows.index(self.numbers.index(row)), generation.state
+        draft = map_tensors(lambda each: each[here : here + 1].clone(), outcome.draft)
+        logits = outcome.logits[here : here + 1].clone()
+        source = type(state.noise)([row], device=logits.device)
+        noise = source.at(state.buffer.start[here : here + 1], logits.shape[1])
+        verdict = self.generator.sampler(draft, logits, logits_filter, noise)
+        emitted = self.steps[row][step].new_tokens
+        return emitted == verdict.tokens[0, : len(emitted)].tolist()
+
     @property
     def _options(self) -> dict:
         own = inputs_of(self.row_inputs, self.numbers)
@@ -314,6 +331,10 @@ class _Judge:
                 start = end - row[draft[index]]
                 if not start - self._tolerance <= u[index] <= end + self._tolerance:
                     return False
+        elif not self._logits_filter.is_greedy:
+            place = difference.row, difference.step, self._logits_filter
+            if not all(call.is_decided_alone(*place) for call in calls):
+                return False
         return bool(((probs[0] - probs[1]).abs().sum(dim=-1) / 2 <= self._tolerance).all())
 
 

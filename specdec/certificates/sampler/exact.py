@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,9 +31,10 @@ from specdec.certificates.sampler.enumeration import (
 )
 from specdec.certificates.sampler.optimum import most_accepted
 from specdec.certificates.sampler.paths import Paths
-from specdec.certificates.sampler.problems import Problems, standard_problems
+from specdec.certificates.sampler.problems import Problems, rare_problems, standard_problems
 from specdec.certificates.sampler.races import Races, find_races, late_lists, wrong_winners
 from specdec.certificates.sampler.report import DrawnEvidence, Failure, SamplerReport
+from specdec.certificates.sampler.rows import by_place
 from specdec.samplers import Noise, Sampler, draw_by_race
 from specdec.samplers.base import check_sampler
 from specdec.samplers.noise import NotScriptedError
@@ -151,20 +153,27 @@ def certify_sampler(
     report.draft_law = found.says
     if not found.is_honest:
         report.failures.append(Failure("draft", found.size, found.says))
-    num_lists = int(sampler.draw_draft is draw_by_race)
-    for problems in progress(batches):
-        report.num_problems += len(problems)
+    num_lists, rare = int(sampler.draw_draft is draw_by_race), SamplerReport(name, tolerance)
+    of_rare = rare_problems(*sizes[-1], dtype=dtype)
+    for problems in chain(progress(batches), [of_rare]):
+        if problems is of_rare and not report.passed:
+            break  # nothing more is needed to tell it by
+        into = rare if problems is of_rare else report
+        into.num_problems += len(problems)
         try:
             num_lists = max(num_lists, num_lists_of(sampler, problems, device))
             if num_lists:
                 options = {"num_lists": num_lists, "device": device}
-                reason = _examine_race(report, find_races(sampler, problems, **options), sampler)
+                reason = _examine_race(into, find_races(sampler, problems, **options), sampler)
             else:
                 flips = find_flips(sampler, problems, device=device, draws=draws)
-                reason = _examine_chances(report, flips, sampler)
-                if reason is None and report.passed:
+                reason = _examine_chances(into, flips, sampler)
+                if reason is None and report.passed and into is report:
                     accepted = flips.mean_accepted, most_accepted(flips.paths)
                     report.accepted.append((problems, *accepted))
+            if problems is batches[0]:
+                options = {"num_lists": num_lists, "draws": draws, "device": device}
+                report.failures += _examine_rows(sampler, problems, **options)
         except NotScriptedError as error:
             reason = f"it decides by numbers of its own ({error.asked})"
             if found.names:
@@ -177,6 +186,8 @@ def certify_sampler(
             ) from error
         if reason is not None:  # what enumeration said is dropped
             return drawn(partial(draw_tests, draws=draws), batches, reason)
+    if rare.num_problems:
+        report.add_rare(rare, f"tokens down to {of_rare.least:.0e}")
     if num_lists > 1:
         ahead = looks_ahead(sampler, sizes[-1][0], num_lists, dtype=dtype, device=device)
         if ahead is not None:
@@ -229,6 +240,12 @@ def _check_sizes(sizes: Sizes, trees: Sequence[tuple[int, ...]], paths: Sequence
                 f"{num_problems} problems of {vocab} ids and {num_draft_tokens} draft tokens have "
                 f"{cells:.3g} cells to enumerate; the most is {MOST_CELLS:.0e}"
             )
+
+
+def _examine_rows(sampler: Sampler, problems: Problems, **options: Any) -> list[Failure]:
+    """What a sampler decides otherwise at other places of a batch."""
+    says = by_place(sampler, problems, _generator(), **options)
+    return [] if says is None else [Failure("rows", 1.0, says)]
 
 
 def _examine_chances(report: SamplerReport, flips: Flips, sampler: Sampler) -> str | None:
@@ -308,7 +325,7 @@ def _report_of_draws(
         draft_law=begun.draft_law,
         is_declared_lossy=begun.is_declared_lossy,
     )
-    report.failures += [failure for failure in begun.failures if failure.kind == "draft"]
+    report.failures += [f for f in begun.failures if f.kind in ("draft", "rows")]
     for problems, problem, p_value, _, (code, share, law) in tests:
         if p_value < threshold:
             says = (

@@ -107,6 +107,11 @@ class Problems:
         """V."""
         return self.logits[0].shape[-1]
 
+    @property
+    def least(self) -> float:
+        """The smallest probability above 0 that the target gives a token after nothing."""
+        return float(self.target[0][self.target[0] > 0].min())
+
     def describe(self, problem: int) -> str:
         """One of the problems, in a few words."""
         logits_filter = {name: values[problem] for name, values in self.logits_filter.items()}
@@ -172,6 +177,30 @@ def standard_problems(
             problems.logits = [level.to(dtype) for level in problems.logits]
             problems.draft = [level.to(dtype) for level in problems.draft]
             yield problems
+
+
+def rare_problems(
+    vocab: int, width: int, count: int, *, dtype: torch.dtype = torch.float64
+) -> Problems:
+    """Soft drafts of `width` tokens or one, in which target and draft give tokens as little as
+    2**-36 of what they give others: a rule that drops or rounds rare tokens is seen.
+    """
+    generator, tables = torch.Generator().manual_seed(1000), []
+    for levels in (min(width, 1) + 1, min(width, 1)):
+        shapes = [(count, vocab**i, vocab) for i in range(levels)]
+        tables.append([_rare_weights(shape, generator) for shape in shapes])
+    target, draft = ([x / x.sum(dim=-1, keepdim=True) for x in levels] for levels in tables)
+    return Problems(
+        logits=[level.log().to(dtype) for level in target],
+        draft=[level.to(dtype) for level in draft],
+        target=target,
+        name="soft drafts of rare tokens",
+    )
+
+
+def _rare_weights(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    steps = torch.randint(0, 13, shape, generator=generator, device="cpu")
+    return random_weights(shape, generator) * 2.0 ** (-3 * steps)
 
 
 def random_problems(

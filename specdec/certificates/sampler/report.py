@@ -1,5 +1,7 @@
 """What `certify_sampler` found, in words and numbers."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, field
 from textwrap import fill
@@ -31,6 +33,11 @@ KINDS = {
     "decision": (
         "a race is won by another token than its own distribution predicts",
         "another position's noise, or a winner that depends on what was drafted",
+    ),
+    "rows": (
+        "a row is not decided on by what it has alone: its draft, its logits, its numbers",
+        "rows that change places with others; something kept from an earlier call, or for a batch "
+        "of that size; a number or a decision of one row that serves all",
     ),
     "draws": (
         "the shares of drawn texts are not the target's probabilities",
@@ -107,6 +114,7 @@ class SamplerReport:
             token's law and the target's, given the tokens before it.
         is_declared_lossy: the rule's class says that it is not lossless.
         draft_law: what was found of the way in which the rule has its drafts drawn.
+        rare: what was found of tokens of small probability.
         drawn: `None` if the law was enumerated; else the verdict is that of tests by draws, and
             `deviation` and `total_variation` are NaN.
     """
@@ -122,6 +130,7 @@ class SamplerReport:
     losses: list[Tensor] = field(default_factory=list, repr=False)
     is_declared_lossy: bool = False
     draft_law: str = ""
+    rare: str = ""
     drawn: DrawnEvidence | None = None
 
     @property
@@ -143,6 +152,14 @@ class SamplerReport:
             (float((most - mean).max()) for _, mean, most in self.accepted), default=math.nan
         )
         return most if self.passed else math.nan
+
+    def add_rare(self, rare: SamplerReport, what: str) -> None:
+        """Takes in what was found in problems of rare tokens."""
+        self.failures += rare.failures
+        self.deviation = max(self.deviation, rare.deviation)
+        self.total_variation = max(self.total_variation, rare.total_variation)
+        if not rare.failures:
+            self.rare = f"the law holds for {what}, too (exact, {rare.num_problems} problems)"
 
     def _acceptance(self) -> str:
         """How much it accepts, beside the most that any lossless rule does."""
@@ -209,6 +226,8 @@ class SamplerReport:
             lines.append(self._loss())
         if self.draft_law:
             lines.append(self.draft_law)
+        if self.rare and self.passed:
+            lines.append(self.rare)
         for kind in dict.fromkeys(failure.kind for failure in self.failures):
             found = [failure for failure in self.failures if failure.kind == kind]
             shown = min(found, key=lambda failure: failure.width)  # the first of the smallest
