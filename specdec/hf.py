@@ -345,7 +345,7 @@ def cause_of_limit(config: PreTrainedConfig) -> str:
     """Why a model is given fewer positions than it is said to have, for messages."""
     kinds = [repr(parameters["rope_type"]) for parameters in _switching_ropes(config)]
     if not kinds and getattr(config, "keep_window_size", None) == position_limit(config):
-        return ": beyond that its layers choose keys (`keep_window_size`), by values that may be equal"
+        return ": beyond it layers choose keys, by values that may be equal (`keep_window_size`)"
     if not kinds:
         return ""
     return (
