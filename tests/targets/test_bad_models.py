@@ -56,10 +56,10 @@ def minimax():
     return transformers.MiniMaxForCausalLM(config)
 
 
-def compressed():
-    """Declares layers of a kind that DeepSeek-V4 has."""
+def hybrid():
+    """Declares layers of a kind that Zaya has."""
     model = build("llama")
-    model.config.layer_types = ["full_attention", *["compressed_sparse_attention"] * 2]
+    model.config.layer_types = ["full_attention", *["hybrid_sliding"] * 2]
     return model
 
 
@@ -79,7 +79,7 @@ REFUSED = {
     rwkv: "Rwkv.*its forward has no argument for HF's cache.*Use HF generate",
     recurrent_gemma: "RecurrentGemma.* state does not go through HF's cache.*Use HF generate",
     minimax: "MiniMax.* uses cache of its own.*Use HF generate",
-    compressed: "Llama.* cannot run over slots: compressed_sparse_attention; use HF generate",
+    hybrid: "Llama.* cannot run over slots: hybrid_sliding; use HF generate",
     forgetful: r"Llama.* sees the whole text in layer 0, .* Set config\.sliding_window = None",
     training: r"Llama.* in training mode, .*attention_dropout=0.1.*call model.eval\(\) first",
 }
