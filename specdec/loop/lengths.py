@@ -35,10 +35,12 @@ PRIOR_RATE, PRIOR_WEIGHT = 0.8, 2.0
 """What the first position is taken to accept before anything is known, and how many observations
 that counts for.
 """
-FEWEST_ROUNDS, SECONDS = 3, 2.0
+FEWEST_ROUNDS, SECONDS = 3, 1.0
 """Of a cost table that is measured at the first call of a size: more rounds while time is left."""
-WIDEST = 4
-"""Contexts up to so many times as long or as short share a cost table."""
+NEAR, WIDEST = 1.25, 16
+"""Contexts up to `NEAR` times as long or as short share a cost table; those between two that are
+known, one at most `WIDEST` times as long as the other, have costs between theirs.
+"""
 
 
 class Acceptance:
@@ -111,7 +113,8 @@ class AutoLength:
     Args:
         costs: by (rows, tokens of the longest), milliseconds of a step by draft length, a number
             for each round. Their medians count, drawn to a straight line as far as their noise
-            explains that they lie beside it. A size that is missing takes the costs of the nearest.
+            explains that they lie beside it. Rows that are missing take the costs of the nearest;
+            between two contexts costs are linear in the tokens, and beyond those of the nearest.
 
     Example:
         >>> choose = AutoLength({(1, 64): {0: [10.0], 2: [12.0], 6: [16.0]}})
@@ -149,9 +152,13 @@ class AutoLength:
         self._smoothed = {**self._smoothed, (rows, tokens): (lengths, ms)}
 
     def knows(self, rows: int, tokens: int) -> bool:
-        """Whether costs were measured with so many rows and a context of about this length."""
-        near = [t for r, t in self.costs if r == rows]
-        return any(max(t / tokens, tokens / t) <= WIDEST for t in near)
+        """Whether costs were measured with so many rows and a context of about this length, or
+        with a shorter and a longer one.
+        """
+        known = [t for r, t in self.costs if r == rows]
+        below = max((t for t in known if t <= NEAR * tokens), default=0)
+        above = min((t for t in known if t * NEAR >= tokens), default=math.inf)
+        return below * WIDEST >= above
 
     def describe(self) -> Iterator[str]:
         """A line for each size: rows, tokens, and milliseconds by draft length."""
@@ -167,10 +174,8 @@ class AutoLength:
                 "no costs are known to choose by; pass AutoLength(costs), or draft_length='auto'"
             )
 
-        def distance(size: tuple[int, int]) -> tuple[float, float]:
-            return abs(math.log(size[0] / rows)), abs(math.log(size[1] / tokens))
-
-        lengths, ms = smoothed[min(smoothed, key=distance)]
+        nearest = min((r for r, _ in smoothed), key=lambda known: abs(math.log(known / rows)))
+        lengths, ms = _between({t: of for (r, t), of in smoothed.items() if r == nearest}, tokens)
         is_possible = lengths < len(expected)
         if not is_possible.any():
             raise ValueError(
@@ -178,6 +183,21 @@ class AutoLength:
                 f"drafts at most {len(expected) - 1}; pass AutoLength the costs of shorter ones"
             )
         return int(lengths[np.argmax(expected[lengths[is_possible]] / ms[is_possible])])
+
+
+def _between(
+    known: Mapping[int, tuple[np.ndarray, np.ndarray]], tokens: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draft lengths and their costs at a context, from those of the contexts around it: attention
+    takes a time that grows with the tokens and hardly with the draft.
+    """
+    below = max((t for t in known if t <= tokens), default=min(known))
+    above = min((t for t in known if t >= tokens), default=max(known))
+    (lengths, ms), (others, later) = known[below], known[above]
+    if not np.array_equal(lengths, others):  # of a caller who measured different ones
+        return known[min(below, above, key=lambda t: abs(math.log(t / tokens)))]
+    share = (tokens - below) / (above - below) if below < tokens < above else float(tokens > below)
+    return lengths, (1 - share) * ms + share * later
 
 
 def _smoothed(lengths: np.ndarray, times: list[np.ndarray]) -> np.ndarray:
@@ -213,24 +233,29 @@ class MeasuredLengths:
         self._of: Mapping[Signature, AutoLength] = {}  # replaced, for other threads
 
     def chooser(
-        self, signature: Signature, tokens: int, start: Callable[[], Generation]
+        self, signature: Signature, tokens: tuple[int, int], start: Callable[[], Generation]
     ) -> AutoLength:
         """What chooses for calls of a signature.
 
         Args:
             signature: of the call.
-            tokens: of its longest prompt.
-            start: begins a generation like it, to be timed where no costs of such a size are known.
+            tokens: of its longest row, at the beginning and at the end.
+            start: begins a generation like it, to be timed at either where no costs of such a size
+                are known.
         """
         key, rows = signature._replace(batch_size=0), bucket_of_rows(signature.batch_size)
-        tokens = max(tokens, STORAGE_MULTIPLE)  # shorter ones cost the same
         auto = self._of.get(key) or AutoLength()
         self._of = {**self._of, key: auto}
-        if not auto.knows(rows, tokens):
-            generation = start()
-            lengths = lengths_to_measure(signature.num_draft_tokens)
-            auto.add(rows, tokens, time_steps({k: (generation, k) for k in lengths}))
-            generation.close()
+        sizes = sorted({max(count, STORAGE_MULTIPLE) for count in tokens})  # shorter cost the same
+        if all(auto.knows(rows, size) for size in sizes):
+            return auto
+        generation = start()
+        lengths = lengths_to_measure(signature.num_draft_tokens)
+        for size in reversed(sizes):  # the end first: it may tell what the beginning costs
+            if not auto.knows(rows, size):
+                _lengthen(generation, min(size, tokens[1]))
+                auto.add(rows, size, time_steps({k: (generation, k) for k in lengths}))
+        generation.close()
         return auto
 
     def describe(self) -> Iterator[str]:
@@ -238,6 +263,16 @@ class MeasuredLengths:
         for signature, auto in self._of.items():
             how = "greedy" if signature.logits_filter[0] else "sampled"
             yield from (f"ms of a step by draft length, {how}, {line}" for line in auto.describe())
+
+
+@torch.inference_mode()
+def _lengthen(generation: Generation, tokens: int) -> None:
+    """Lets the longest row of a generation that is only timed have so many tokens, and the others
+    as many more or less: its steps cost what they will when texts are that long, whatever is in
+    their slots.
+    """
+    generation.end_rows(generation.rows)
+    generation.state.buffer.root_position += tokens - int(generation.lengths.max())
 
 
 @torch.inference_mode()
