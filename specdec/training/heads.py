@@ -15,9 +15,12 @@ from specdec.drafters.head.layers import LayerConfig
 Head = TypeVar("Head", bound=nn.Module)
 
 
-def layer_like(target: PreTrainedModel, *, mlp_width: int | None = None) -> LayerConfig:
-    """A decoder layer of the target's width and attention heads, and of its MLP's width or another.
-    The rotary base is 10000 whatever the target's, as that is what some engines assume.
+def layer_like(
+    target: PreTrainedModel, *, mlp_width: int | None = None, windows: tuple[int | None, ...] = ()
+) -> LayerConfig:
+    """A decoder layer of the target's width and attention heads, and of its MLP's width or another,
+    with the sliding windows of `LayerConfig.windows`. The rotary base is 10000 whatever the
+    target's, as that is what some engines assume.
     """
     if mlp_width is not None:
         check_integer("mlp_width", mlp_width, 1)
@@ -32,6 +35,7 @@ def layer_like(target: PreTrainedModel, *, mlp_width: int | None = None) -> Laye
         head_dim=getattr(theirs, "head_dim", None) or theirs.hidden_size // heads,
         rms_norm_eps=getattr(theirs, "rms_norm_eps", 1e-6),
         max_position_embeddings=getattr(theirs, "max_position_embeddings", None) or 2048,
+        windows=windows,
     )
 
 
