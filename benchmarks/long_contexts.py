@@ -7,9 +7,10 @@ that length.
 The target is the zoo's, which knows 2 048 positions, with YaRN of factor 2; its loss by position is
 printed first. EAGLE-3 heads are trained for it on the standard library in rows of 512 tokens (one
 in rows of 4 096), all from the same weights. The plain head is measured as it is and with other
-ropes and windows that it was not trained with, the others as they were trained. Every text is read
-up to the same places, with more and more of what precedes them. An interrupted command goes on
-where it stopped. Its last lines are the tables of the page, made from the files in --output.
+ropes and windows that it was not trained with, the others, and the zoo's own, as they were trained.
+Every text is read up to the same places, with more and more of what precedes them. An interrupted
+command goes on where it stopped. Its last lines are the tables of the page, made from the files in
+--output.
 """
 
 import argparse
@@ -54,6 +55,7 @@ CHANGED = {
     f"window of {WINDOW}, drafting": {"windows": (WINDOW,)},
 }
 """What is changed in the layer of the plain head after its training."""
+ZOO = "the zoo's, rows up to 2048"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -166,6 +168,7 @@ def main() -> None:
             drafters |= {
                 f"plain, {n}": changed(plain, target.model, **own) for n, own in CHANGED.items()
             }
+        drafters[ZOO] = zoo.load_drafter("eagle3", target.model, num_draft_tokens=K)
         # Not captured: a graph for every contender and length would take longer than its steps.
         ways = {n: SpeculativeGenerator(target, d, graphs=False) for n, d in drafters.items()}
         ids, longest = heldout_ids(), LENGTHS[-1] - NEW_TOKENS

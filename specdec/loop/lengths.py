@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ PRIOR_RATE, PRIOR_WEIGHT = 0.8, 2.0
 """What the first position is taken to accept before anything is known, and how many observations
 that counts for.
 """
-FEWEST_ROUNDS, SECONDS = 3, 1.0
+FEWEST_ROUNDS, SECONDS = 3, 2.0
 """Of a cost table that is measured at the first call of a size: more rounds while time is left."""
 NEAR, WIDEST = 1.25, 16
 """Contexts up to `NEAR` times as long or as short share a cost table; those between two that are
@@ -196,8 +196,8 @@ def _between(
     (lengths, ms), (others, later) = known[below], known[above]
     if not np.array_equal(lengths, others):  # of a caller who measured different ones
         return known[min(below, above, key=lambda t: abs(math.log(t / tokens)))]
-    share = (tokens - below) / (above - below) if below < tokens < above else float(tokens > below)
-    return lengths, (1 - share) * ms + share * later
+    share = (tokens - below) / (above - below) if above > below else 0.0
+    return lengths, ms + share * np.maximum(later - ms, 0)  # a longer text costs no less
 
 
 def _smoothed(lengths: np.ndarray, times: list[np.ndarray]) -> np.ndarray:
@@ -247,15 +247,17 @@ class MeasuredLengths:
         auto = self._of.get(key) or AutoLength()
         self._of = {**self._of, key: auto}
         sizes = sorted({max(count, STORAGE_MULTIPLE) for count in tokens})  # shorter cost the same
-        if all(auto.knows(rows, size) for size in sizes):
+        sizes = [size for size in sizes if not auto.knows(rows, size)]
+        if not sizes:
             return auto
-        generation = start()
-        lengths = lengths_to_measure(signature.num_draft_tokens)
-        for size in reversed(sizes):  # the end first: it may tell what the beginning costs
-            if not auto.knows(rows, size):
-                _lengthen(generation, min(size, tokens[1]))
-                auto.add(rows, size, time_steps({k: (generation, k) for k in lengths}))
+        if sizes[-1] <= NEAR * sizes[0]:
+            sizes = sizes[-1:]
+        lengths, generation = lengths_to_measure(signature.num_draft_tokens), start()
+        runs = {(t, k): Timed(generation, k, min(t, tokens[1])) for t in sizes for k in lengths}
+        times = time_steps(runs)
         generation.close()
+        for size in sizes:
+            auto.add(rows, size, {k: times[size, k] for k in lengths})
         return auto
 
     def describe(self) -> Iterator[str]:
@@ -265,19 +267,36 @@ class MeasuredLengths:
             yield from (f"ms of a step by draft length, {how}, {line}" for line in auto.describe())
 
 
-@torch.inference_mode()
-def _lengthen(generation: Generation, tokens: int) -> None:
-    """Lets the longest row of a generation that is only timed have so many tokens, and the others
-    as many more or less: its steps cost what they will when texts are that long, whatever is in
-    their slots.
+class Timed(NamedTuple):
+    """What `time_steps` times.
+
+    Args:
+        generation: its rows are ended.
+        num_draft_tokens: of its steps.
+        tokens: that its longest row is to have, while the others have as many more or less than
+            before: a step costs what it costs when texts are that long, whatever is in their slots.
+            `None` leaves them as they are.
     """
-    generation.end_rows(generation.rows)
-    generation.state.buffer.root_position += tokens - int(generation.lengths.max())
+
+    generation: Generation
+    num_draft_tokens: int
+    tokens: int | None = None
+
+    def prepared(self) -> Generation:
+        """The generation, at its draft length and context."""
+        generation = self.generation
+        generation.end_rows(generation.rows)
+        generation.num_draft_tokens = self.num_draft_tokens
+        if self.tokens is not None:
+            more = self.tokens - int(generation.lengths.max())
+            generation.state.buffer.root_position += more
+        generation.synchronize()
+        return generation
 
 
 @torch.inference_mode()
 def time_steps(
-    runs: Mapping[Any, tuple[Generation, int]], *, rounds: int | None = None, num_steps: int = 1
+    runs: Mapping[Any, Timed], *, rounds: int | None = None, num_steps: int = 1
 ) -> dict[Any, list[float]]:
     """Milliseconds of a step of each run, in turn within each round, after steps that are not kept.
     All rows are ended first, so nothing is committed and no drafter remembers anything; a step
@@ -285,18 +304,17 @@ def time_steps(
     the first one, so that all of them choose the same lengths.
 
     Args:
-        runs: by name, a generation that was started for this alone, and its draft length.
+        runs: by name, steps of a generation that was started for this alone.
         rounds: r; `None` is as many as `SECONDS` have, and `FEWEST_ROUNDS` at least.
         num_steps: timed together.
     """
     times: dict[Any, list[float]] = {name: [] for name in runs}
     # Of one thread of a CPU, the time that other programs take does not count.
-    device = next(iter(runs.values()))[0].tokens.device
+    device = next(iter(runs.values())).generation.tokens.device
     is_alone = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if is_alone else time.perf_counter
-    for generation, k in runs.values():
-        generation.end_rows(generation.rows)
-        generation.num_draft_tokens = k
+    for run in runs.values():
+        generation = run.prepared()
         for _ in range(NUM_EAGER + 1 if generation.state.signature.is_captured else 1):
             generation.run_step().fetch().read()
     started, round_ = time.perf_counter(), 0
@@ -305,8 +323,7 @@ def time_steps(
         rounds is None and agreed(time.perf_counter() - started < SECONDS, model)
     ):
         for name in [*times][:: -1 if round_ % 2 else 1]:
-            generation, generation.num_draft_tokens = runs[name]
-            generation.synchronize()
+            generation = runs[name].prepared()
             before, collector = clock(), OutputCollector(generation)
             for outcome in [generation.run_step().fetch() for _ in range(num_steps)]:
                 collector.add(outcome)

@@ -43,7 +43,7 @@ def eagle_config(
         kind: `"eagle1"`, or `"eagle3"` with the usual features.
         mlp_width: of the head's MLP; `None` is the target's own.
         draft_vocab_size: ids that an EAGLE-3 head can propose; `None` for all of the target's.
-        window: the head sees so many positions of a text, the last ones; `None` for all.
+        window: an EAGLE-3 head sees so many positions of a text, the last ones; `None` for all.
 
     Example:
         >>> from specdec import zoo
@@ -56,6 +56,10 @@ def eagle_config(
         raise ValueError(
             "an EAGLE-1 head uses the target's vocabulary head and proposes all of its ids; train "
             "'eagle3' for a smaller draft vocabulary"
+        )
+    if is_first and window is not None:
+        raise ValueError(
+            "no engine's files have EAGLE-1 heads with a window; train 'eagle3' with one"
         )
     return EagleConfig(
         fusion="input" if is_first else "attention",

@@ -47,7 +47,7 @@ class SkippedPositions:
         shape = rows, self.pieces - 1
         starts = torch.randint(1, max(count, 2), shape, device=device)
         skips = torch.randint(0, self.longest - count + 1, shape, device=device).sort(dim=1).values
-        skips = torch.cat([torch.zeros_like(skips[:, :1]), skips], dim=1)  # of each piece in all
+        skips = torch.cat([skips.new_zeros(rows, 1), skips], dim=1)  # of each piece, in all
         index = torch.arange(count, device=device)
         piece = (index[:, None] >= starts[:, None]).sum(dim=2)  # [B, T]
         return index + skips.gather(1, piece)
