@@ -4,19 +4,19 @@ that length.
     PYTHONPATH=. python benchmarks/long_contexts.py --output long
     PYTHONPATH=. python benchmarks/long_contexts.py --output long --page-only
 
-The target is the zoo's, which knows 2 048 positions, with YaRN of factor 2; its loss by position is
-printed first. EAGLE-3 heads are trained for it on the standard library in rows of 512 tokens (one
-in rows of 4 096), all from the same weights. The plain head is measured as it is and with other
-ropes and windows that it was not trained with, the others, and the zoo's own, as they were trained.
-Every text is read up to the same places, with more and more of what precedes them. An interrupted
-command goes on where it stopped. Its last lines are the tables of the page, made from the files in
---output.
+The target is the zoo's, which knows 2 048 positions, with YaRN of factor 2 (`--loss` prints its
+loss by position, with YaRN and without). The zoo's EAGLE-3 head, trained on rows of up to 2 048
+tokens, is measured as it is, with another rope and with a window. Further heads are trained on the
+standard library in rows of 512 tokens (one in rows of 4 096), all from the same weights; the plain
+one is measured as it is and with other ropes and windows, the others as they were trained.
+`--heads` without a name trains none. Every text is read up to the same places, with more and more
+of what precedes them. An interrupted command goes on where it stopped. Its last lines are the
+tables of the page, made from the files in --output.
 """
 
 import argparse
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,10 +27,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from specdec import EagleDrafter, SpeculativeGenerator, training, zoo
-from specdec.drafters.eagle import EagleHead
 from specdec.evaluation import Study, sweep
 from specdec.targets import Target
 from specdec.training import SkippedPositions, TrainingTimeTest, new_head
+from specdec.training.heads import with_layer
 from specdec.zoo import WEIGHTS_DIR, corpus
 
 K, NEW_TOKENS, TRAINED = 4, 64, 512
@@ -38,6 +38,7 @@ LENGTHS = (512, 1024, 2048, 4096)
 """Tokens of the texts, those that are written included."""
 FACTOR = LENGTHS[-1] / TRAINED
 SCALED = {"original_max_position_embeddings": TRAINED, "factor": FACTOR, "rope_theta": 10000.0}
+ZOO_LENGTH = {"original_max_position_embeddings": 2048}
 WINDOW = 256
 PLAIN = "plain"
 HEADS = {
@@ -55,7 +56,12 @@ CHANGED = {
     f"window of {WINDOW}, drafting": {"windows": (WINDOW,)},
 }
 """What is changed in the layer of the plain head after its training."""
-ZOO = "the zoo's, rows up to 2048"
+ZOO = "the zoo's"
+OF_ZOO = {
+    "YaRN": {"rope": SCALED | {"rope_type": "yarn", "factor": 2.0, **ZOO_LENGTH}},
+    "window of 512": {"windows": (512,)},
+}
+"""The same of the zoo's head, which was trained on rows of up to 2 048 tokens."""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -122,17 +128,9 @@ def trained(name: str, options) -> EagleDrafter:
     return drafter.eval()
 
 
-def changed(drafter: EagleDrafter, target, **layer) -> EagleDrafter:
-    """The same weights in a head whose layer has another rope or window."""
-    config = drafter.head.config
-    head = EagleHead(replace(config, layer=replace(config.layer, **layer)), drafter.head.target_ids)
-    head.load_state_dict(drafter.head.state_dict())
-    return EagleDrafter(head.to(DEVICE), target, K).eval()
-
-
-def page(output: Path) -> None:
-    """Prints the tables, and how each contender differs from the plain head."""
-    for temperature in (0.0, 1.0):
+def page(output: Path, temperatures: list[float]) -> None:
+    """Prints a table of each temperature."""
+    for temperature in temperatures:
         cells = {}
         for length in LENGTHS:
             study = Study.load(output / f"{length}")
@@ -153,34 +151,39 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--tokens-per-step", type=int, default=4096)
     parser.add_argument("--prompts", type=int, default=24)
-    parser.add_argument("--heads", nargs="+", choices=HEADS, default=[*HEADS])
+    parser.add_argument("--heads", nargs="*", metavar="HEAD", default=[*HEADS])
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
+    parser.add_argument("--loss", action="store_true", help="the target's, by position, first")
     parser.add_argument("--page-only", action="store_true")
     options = parser.parse_args()
+    if unknown := {*options.heads} - {*HEADS}:
+        parser.error(f"unknown heads {sorted(unknown)}, expected some of {[*HEADS]}")
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     options.output.mkdir(parents=True, exist_ok=True)
     if not options.page_only:
-        say_loss()
+        if options.loss:
+            say_loss()
         drafters = {name: trained(name, options) for name in options.heads}
         target = Target(long_target())
-        if plain := drafters.get(PLAIN):
-            drafters |= {
-                f"plain, {n}": changed(plain, target.model, **own) for n, own in CHANGED.items()
-            }
-        drafters[ZOO] = zoo.load_drafter("eagle3", target.model, num_draft_tokens=K)
+        heads = {ZOO: zoo.load_drafter("eagle3", target.model, num_draft_tokens=K), **drafters}
+        for base, changes in ((ZOO, OF_ZOO), (PLAIN, CHANGED)):
+            for name, own in changes.items() if base in heads else ():
+                head = with_layer(heads[base].head, **own)
+                heads[f"{base}, {name}"] = EagleDrafter(head, target, K)
         # Not captured: a graph for every contender and length would take longer than its steps.
-        ways = {n: SpeculativeGenerator(target, d, graphs=False) for n, d in drafters.items()}
+        ways = {n: SpeculativeGenerator(target, d, graphs=False) for n, d in heads.items()}
         ids, longest = heldout_ids(), LENGTHS[-1] - NEW_TOKENS
         ends = torch.linspace(longest, len(ids) - 1, options.prompts).long().tolist()
         for length in LENGTHS:
             prompts = [ids[end - (length - NEW_TOKENS) : end].tolist() for end in ends]
             sweep(
-                target, prompts, drafters=ways, temperatures=[0.0, 1.0], eos_token_id=[],
+                target, prompts, drafters=ways, temperatures=options.temperatures, eos_token_id=[],
                 max_new_tokens=NEW_TOKENS, batch_size=8, output=options.output / f"{length}",
             )  # fmt: skip
             print(f"{length} tokens: measured", flush=True)
-    page(options.output)
+    page(options.output, options.temperatures)
 
 
 if __name__ == "__main__":

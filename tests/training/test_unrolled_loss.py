@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from specdec.drafters import EagleDrafter
 from specdec.samplers import LogitsFilter, Noise
 from specdec.training import FeatureAndToken, SkippedPositions, TrainingTimeTest, new_head
+from specdec.training.heads import with_layer
 
 MODEL = build("llama", dtype=torch.float64)
 TABLES = [m.weight.detach() for m in (MODEL.get_input_embeddings(), MODEL.get_output_embeddings())]
@@ -180,6 +181,25 @@ def test_a_new_head_with_a_window_is_saved_and_read_with_it(tmp_path):
         new_head(MODEL, "eagle1", window=7)
     with pytest.raises(ValueError, match=r"a window of LayerConfig.windows.*got 0"):
         new_head(MODEL, "eagle3", window=0)
+
+
+@torch.no_grad()
+def test_a_head_with_another_layer_has_the_weights_and_draws_as_that_layer_says():
+    drafter, ids = drafter_of("two layers"), random_ids(3, 1, 12)
+    rope = {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}
+    features, _ = features_and_logits(MODEL, ids, drafter.feature_layers)
+    before = unrolled(drafter, 4, ids, features)[:, 0, 4]
+    for fields in ({"windows": (3, 2)}, {"rope": rope}):
+        head = with_layer(drafter.head, **fields)
+        assert (head.dtype, head.training) == (drafter.head.dtype, drafter.head.training)
+        own = EagleDrafter(head, MODEL)
+        steps = unrolled(own, 4, ids, features)[:, 0, 4]
+        expected, _ = recomputed(own, ids[0], features[0], 4, 4)
+        torch.testing.assert_close(steps, expected, rtol=0, atol=1e-5)
+        assert (steps - before).abs().max() > 1e-3
+    assert unrolled(drafter, 4, ids, features)[:, 0, 4].equal(before)
+    with pytest.raises(TypeError, match="window"):
+        with_layer(drafter.head, window=3)
 
 
 def test_angles_are_made_anew_for_longer_rows_and_for_another_data_type():
