@@ -29,7 +29,7 @@ from specdec import (
     WrappedDrafter,
     zoo,
 )
-from specdec.loop.lengths import AutoLength, time_steps
+from specdec.loop.lengths import AutoLength, Timed, time_steps
 from specdec.show.table import Table
 
 SLOPE, BIAS = 0.5, -0.2
@@ -141,7 +141,7 @@ def step_times(name: str, longest: int) -> tuple[np.ndarray, float]:
     for key, drafter in (("plain", plain), ("estimator", ConfidentDrafter(plain, 0.3))):
         generator = SpeculativeGenerator(target, drafter)
         for k in range(longest + 1) if key == "plain" else [longest]:
-            runs[key, k] = (generator.start(ids, max_new_tokens=200), k)
+            runs[key, k] = Timed(generator.start(ids, max_new_tokens=200), k)
     found = {key: float(np.median(ms)) for key, ms in time_steps(runs, rounds=15).items()}
     return np.array([found["plain", k] for k in range(longest + 1)]), found["estimator", longest]
 

@@ -517,7 +517,8 @@ class SpeculativeGenerator:
             plain = replace(request, criteria=StoppingCriteriaList(), processors=())
             return self._begin(plain, trace=reason is not None)
 
-        return self._lengths.chooser(signature, max(request.lengths), start)
+        longest = max(request.lengths)
+        return self._lengths.chooser(signature, (longest, longest + request.max_new_tokens), start)
 
     def _run(
         self,

@@ -42,6 +42,9 @@ SHARD = (
     "a part of every layer of the target in each process of torchrun or accelerate (FSDP2), which "
     "reads rows of its own and gathers a layer at a time; not with --spread-target"
 )
+WINDOW = (
+    "tokens of a text that the head sees, the last ones, in training and in drafting; default: all"
+)
 LAYOUT = "of MTP modules, saved with the whole target for engines; default: the modules alone"
 
 
@@ -61,6 +64,7 @@ class Run:
     lr: Annotated[float, Option(help="peak rate of hidden matrices")] = 5e-3
     draft_vocab_size: Annotated[int | None, count(IDS)] = None
     mlp_width: Annotated[int | None, count("of the head; default: the target's")] = None
+    window: Annotated[int | None, count(WINDOW)] = None
     unrolled_steps: Annotated[int | None, count("of EAGLE-3's loss; default: 5")] = None
     loss: Annotated[str | None, Option(metavar="NAME", help=LOSS)] = None
     step_weights: Annotated[str | None, Option(metavar="W", help=STEP_WEIGHTS)] = None

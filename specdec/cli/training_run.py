@@ -70,6 +70,7 @@ PARALLEL = ("mask-token", "dflash", "dspark")
 FLAGS = {
     "draft_vocab_size": ("eagle3", *PARALLEL),
     "unrolled_steps": ("eagle3",),
+    "window": ("eagle3",),
     "depths": (*PARALLEL, "mtp", "medusa"),
     "mlp_width": ("eagle3", "eagle1", *PARALLEL, "mtp"),
     "layers": PARALLEL,
@@ -407,7 +408,8 @@ def _objective(run: Run, target, target_ids):
         head = mask_token.new_head(target, num_layers=run.layers or 2, **sizes)
         drafter = MaskTokenDrafter(head, target, min(k, depths))
         return drafter, blocks.BlockRollouts(drafter, target, **options)
-    drafter = EagleDrafter(eagle.new_head(target, run.kind, **sizes), target, k)
+    head = eagle.new_head(target, run.kind, window=run.window, **sizes)
+    drafter = EagleDrafter(head, target, k)
     if run.kind == "eagle1":
         return drafter, eagle.FeatureAndToken(drafter, target, **options)
     return drafter, eagle.TrainingTimeTest(drafter, target, run.unrolled_steps or 5, **options)

@@ -18,7 +18,7 @@ from specdec.arguments import check_integer
 from specdec.evaluation.intervals import counted, taken
 from specdec.evaluation.plan import Plan
 from specdec.generator import SpeculativeGenerator
-from specdec.loop.lengths import lengths_to_measure, time_steps
+from specdec.loop.lengths import Timed, lengths_to_measure, time_steps
 from specdec.show.table import Table, Tabular
 
 
@@ -190,6 +190,6 @@ def measure_costs(
         one.start(input_ids, attention_mask, max_new_tokens=1, **options)
         for one in (plain, generator)
     )
-    runs = {None: (none, 0), **{k: (own, k) for k in draft_lengths}}
+    runs = {None: Timed(none, 0), **{k: Timed(own, k) for k in draft_lengths}}
     times = time_steps(runs, rounds=rounds, num_steps=num_steps)
     return CostCurve(times.pop(None), times)

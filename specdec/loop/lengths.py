@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,8 +37,10 @@ that counts for.
 """
 FEWEST_ROUNDS, SECONDS = 3, 2.0
 """Of a cost table that is measured at the first call of a size: more rounds while time is left."""
-WIDEST = 4
-"""Contexts up to so many times as long or as short share a cost table."""
+NEAR, WIDEST = 1.25, 16
+"""Contexts up to `NEAR` times as long or as short share a cost table; those between two that are
+known, one at most `WIDEST` times as long as the other, have costs between theirs.
+"""
 
 
 class Acceptance:
@@ -111,7 +113,8 @@ class AutoLength:
     Args:
         costs: by (rows, tokens of the longest), milliseconds of a step by draft length, a number
             for each round. Their medians count, drawn to a straight line as far as their noise
-            explains that they lie beside it. A size that is missing takes the costs of the nearest.
+            explains that they lie beside it. Rows that are missing take the costs of the nearest;
+            between two contexts costs are linear in the tokens, and beyond those of the nearest.
 
     Example:
         >>> choose = AutoLength({(1, 64): {0: [10.0], 2: [12.0], 6: [16.0]}})
@@ -149,9 +152,13 @@ class AutoLength:
         self._smoothed = {**self._smoothed, (rows, tokens): (lengths, ms)}
 
     def knows(self, rows: int, tokens: int) -> bool:
-        """Whether costs were measured with so many rows and a context of about this length."""
-        near = [t for r, t in self.costs if r == rows]
-        return any(max(t / tokens, tokens / t) <= WIDEST for t in near)
+        """Whether costs were measured with so many rows and a context of about this length, or
+        with a shorter and a longer one.
+        """
+        known = [t for r, t in self.costs if r == rows]
+        below = max((t for t in known if t <= NEAR * tokens), default=0)
+        above = min((t for t in known if t * NEAR >= tokens), default=math.inf)
+        return below * WIDEST >= above
 
     def describe(self) -> Iterator[str]:
         """A line for each size: rows, tokens, and milliseconds by draft length."""
@@ -167,10 +174,8 @@ class AutoLength:
                 "no costs are known to choose by; pass AutoLength(costs), or draft_length='auto'"
             )
 
-        def distance(size: tuple[int, int]) -> tuple[float, float]:
-            return abs(math.log(size[0] / rows)), abs(math.log(size[1] / tokens))
-
-        lengths, ms = smoothed[min(smoothed, key=distance)]
+        nearest = min((r for r, _ in smoothed), key=lambda known: abs(math.log(known / rows)))
+        lengths, ms = _between({t: of for (r, t), of in smoothed.items() if r == nearest}, tokens)
         is_possible = lengths < len(expected)
         if not is_possible.any():
             raise ValueError(
@@ -178,6 +183,21 @@ class AutoLength:
                 f"drafts at most {len(expected) - 1}; pass AutoLength the costs of shorter ones"
             )
         return int(lengths[np.argmax(expected[lengths[is_possible]] / ms[is_possible])])
+
+
+def _between(
+    known: Mapping[int, tuple[np.ndarray, np.ndarray]], tokens: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draft lengths and their costs at a context, from those of the contexts around it: attention
+    takes a time that grows with the tokens and hardly with the draft.
+    """
+    below = max((t for t in known if t <= tokens), default=min(known))
+    above = min((t for t in known if t >= tokens), default=max(known))
+    (lengths, ms), (others, later) = known[below], known[above]
+    if not np.array_equal(lengths, others):  # of a caller who measured different ones
+        return known[min(below, above, key=lambda t: abs(math.log(t / tokens)))]
+    share = (tokens - below) / (above - below) if above > below else 0.0
+    return lengths, ms + share * np.maximum(later - ms, 0)  # a longer text costs no less
 
 
 def _smoothed(lengths: np.ndarray, times: list[np.ndarray]) -> np.ndarray:
@@ -213,24 +233,31 @@ class MeasuredLengths:
         self._of: Mapping[Signature, AutoLength] = {}  # replaced, for other threads
 
     def chooser(
-        self, signature: Signature, tokens: int, start: Callable[[], Generation]
+        self, signature: Signature, tokens: tuple[int, int], start: Callable[[], Generation]
     ) -> AutoLength:
         """What chooses for calls of a signature.
 
         Args:
             signature: of the call.
-            tokens: of its longest prompt.
-            start: begins a generation like it, to be timed where no costs of such a size are known.
+            tokens: of its longest row, at the beginning and at the end.
+            start: begins a generation like it, to be timed at either where no costs of such a size
+                are known.
         """
         key, rows = signature._replace(batch_size=0), bucket_of_rows(signature.batch_size)
-        tokens = max(tokens, STORAGE_MULTIPLE)  # shorter ones cost the same
         auto = self._of.get(key) or AutoLength()
         self._of = {**self._of, key: auto}
-        if not auto.knows(rows, tokens):
-            generation = start()
-            lengths = lengths_to_measure(signature.num_draft_tokens)
-            auto.add(rows, tokens, time_steps({k: (generation, k) for k in lengths}))
-            generation.close()
+        sizes = sorted({max(count, STORAGE_MULTIPLE) for count in tokens})  # shorter cost the same
+        sizes = [size for size in sizes if not auto.knows(rows, size)]
+        if not sizes:
+            return auto
+        if sizes[-1] <= NEAR * sizes[0]:
+            sizes = sizes[-1:]
+        lengths, generation = lengths_to_measure(signature.num_draft_tokens), start()
+        runs = {(t, k): Timed(generation, k, min(t, tokens[1])) for t in sizes for k in lengths}
+        times = time_steps(runs)
+        generation.close()
+        for size in sizes:
+            auto.add(rows, size, {k: times[size, k] for k in lengths})
         return auto
 
     def describe(self) -> Iterator[str]:
@@ -240,9 +267,36 @@ class MeasuredLengths:
             yield from (f"ms of a step by draft length, {how}, {line}" for line in auto.describe())
 
 
+class Timed(NamedTuple):
+    """What `time_steps` times.
+
+    Args:
+        generation: its rows are ended.
+        num_draft_tokens: of its steps.
+        tokens: that its longest row is to have, while the others have as many more or less than
+            before: a step costs what it costs when texts are that long, whatever is in their slots.
+            `None` leaves them as they are.
+    """
+
+    generation: Generation
+    num_draft_tokens: int
+    tokens: int | None = None
+
+    def prepared(self) -> Generation:
+        """The generation, at its draft length and context."""
+        generation = self.generation
+        generation.end_rows(generation.rows)
+        generation.num_draft_tokens = self.num_draft_tokens
+        if self.tokens is not None:
+            more = self.tokens - int(generation.lengths.max())
+            generation.state.buffer.root_position += more
+        generation.synchronize()
+        return generation
+
+
 @torch.inference_mode()
 def time_steps(
-    runs: Mapping[Any, tuple[Generation, int]], *, rounds: int | None = None, num_steps: int = 1
+    runs: Mapping[Any, Timed], *, rounds: int | None = None, num_steps: int = 1
 ) -> dict[Any, list[float]]:
     """Milliseconds of a step of each run, in turn within each round, after steps that are not kept.
     All rows are ended first, so nothing is committed and no drafter remembers anything; a step
@@ -250,18 +304,17 @@ def time_steps(
     the first one, so that all of them choose the same lengths.
 
     Args:
-        runs: by name, a generation that was started for this alone, and its draft length.
+        runs: by name, steps of a generation that was started for this alone.
         rounds: r; `None` is as many as `SECONDS` have, and `FEWEST_ROUNDS` at least.
         num_steps: timed together.
     """
     times: dict[Any, list[float]] = {name: [] for name in runs}
     # Of one thread of a CPU, the time that other programs take does not count.
-    device = next(iter(runs.values()))[0].tokens.device
+    device = next(iter(runs.values())).generation.tokens.device
     is_alone = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if is_alone else time.perf_counter
-    for generation, k in runs.values():
-        generation.end_rows(generation.rows)
-        generation.num_draft_tokens = k
+    for run in runs.values():
+        generation = run.prepared()
         for _ in range(NUM_EAGER + 1 if generation.state.signature.is_captured else 1):
             generation.run_step().fetch().read()
     started, round_ = time.perf_counter(), 0
@@ -270,8 +323,7 @@ def time_steps(
         rounds is None and agreed(time.perf_counter() - started < SECONDS, model)
     ):
         for name in [*times][:: -1 if round_ % 2 else 1]:
-            generation, generation.num_draft_tokens = runs[name]
-            generation.synchronize()
+            generation = runs[name].prepared()
             before, collector = clock(), OutputCollector(generation)
             for outcome in [generation.run_step().fetch() for _ in range(num_steps)]:
                 collector.add(outcome)

@@ -14,6 +14,7 @@ _HOMES = {
     "mtp": ["MultiTokenPrediction"],
     "online": ["KeepVerified", "OnlineDistillation"],
     "pictures": ["AnswerTimeTest", "Answered", "AnsweredStream"],
+    "positions": ["SkippedPositions"],
     "trainer": ["ObjectiveArguments", "ObjectiveTrainer"],
 }
 """The names of each module, imported on first use: a family of heads loads no other."""

@@ -19,6 +19,8 @@ from transformers import PreTrainedModel
 from specdec.arguments import check_choice, check_number
 from specdec.drafters.eagle import EagleConfig, EagleDrafter, EagleHead
 from specdec.drafters.head.layers import attend_causally
+from specdec.kernels import AttentionOptions
+from specdec.kernels.types import CAUSAL
 from specdec.training.divergences import Loss, soft_ce
 from specdec.training.heads import layer_like, untrained, usual_hidden_states
 from specdec.training.losses import HeadObjective, UnrolledObjective, losses_of
@@ -32,6 +34,7 @@ def eagle_config(
     *,
     mlp_width: int | None = None,
     draft_vocab_size: int | None = None,
+    window: int | None = None,
 ) -> EagleConfig:
     """The usual one-layer head for a target: its width and its attention heads.
 
@@ -40,6 +43,7 @@ def eagle_config(
         kind: `"eagle1"`, or `"eagle3"` with the usual features.
         mlp_width: of the head's MLP; `None` is the target's own.
         draft_vocab_size: ids that an EAGLE-3 head can propose; `None` for all of the target's.
+        window: an EAGLE-3 head sees so many positions of a text, the last ones; `None` for all.
 
     Example:
         >>> from specdec import zoo
@@ -53,9 +57,13 @@ def eagle_config(
             "an EAGLE-1 head uses the target's vocabulary head and proposes all of its ids; train "
             "'eagle3' for a smaller draft vocabulary"
         )
+    if is_first and window is not None:
+        raise ValueError(
+            "no engine's files have EAGLE-1 heads with a window; train 'eagle3' with one"
+        )
     return EagleConfig(
         fusion="input" if is_first else "attention",
-        layer=layer_like(target, mlp_width=mlp_width),
+        layer=layer_like(target, mlp_width=mlp_width, windows=() if window is None else (window,)),
         vocab_size=theirs.vocab_size,
         draft_vocab_size=draft_vocab_size or theirs.vocab_size,
         feature_layers=("final",) if is_first else usual_hidden_states(target),
@@ -72,13 +80,14 @@ def new_head(
     *,
     mlp_width: int | None = None,
     target_ids: Tensor | None = None,
+    window: int | None = None,
     seed: int = 0,
 ) -> EagleHead:
     """An untrained head in float32, on the CPU. An EAGLE-3 head's `lm_head` is initialised with the
     target's rows; an EAGLE-1 head uses the target's.
 
     Args:
-        target, kind, mlp_width: as for `eagle_config`.
+        target, kind, mlp_width, window: as for `eagle_config`.
         target_ids: `[Vd]` int64, the target's ids that the head can propose (`frequent_ids`);
             `None` for all.
         seed: the weights depend on it alone.
@@ -89,7 +98,8 @@ def new_head(
         >>> drafter = EagleDrafter(new_head(target, "eagle1"), target)
     """
     count = None if target_ids is None else len(target_ids)
-    config = eagle_config(target, kind, mlp_width=mlp_width, draft_vocab_size=count)
+    sizes = {"mlp_width": mlp_width, "draft_vocab_size": count, "window": window}
+    config = eagle_config(target, kind, **sizes)
     return untrained(lambda: EagleHead(config, target_ids), target, seed=seed)
 
 
@@ -102,7 +112,7 @@ class TrainingTimeTest(UnrolledObjective):
     rows, and to the later steps of its own position.
 
     Args:
-        drafter, target, num_steps, step_weight, loss: as for `UnrolledObjective`.
+        drafter, target, num_steps, step_weight, loss, positions: as for `UnrolledObjective`.
 
     Example:
         >>> from specdec import zoo
@@ -122,7 +132,7 @@ class TrainingTimeTest(UnrolledObjective):
         drafter, head = self.drafter, self.drafter.head
         count = ids.shape[1] - self.num_steps  # positions that have a label at every step
         embeds = drafter.embed(ids)
-        angles = self.angles(ids.shape[1]) if angles is None else angles
+        angles = self.row_angles(*ids.shape) if angles is None else angles
         attention = UnrolledAttention()
         hidden, steps = head.fuse(features[:, :count]), []
         for m in range(self.num_steps):
@@ -190,7 +200,7 @@ class FeatureAndToken(HeadObjective):
 
 class UnrolledAttention:
     """Attention of the unrolled steps: causal over step 0, and each position over its own later
-    steps.
+    steps; in a layer with a sliding window over as many of these as drafting will see.
 
     An `Attend` function that keeps the keys and values of every step; make a new one for every
     forward.
@@ -200,7 +210,14 @@ class UnrolledAttention:
         self._keys: dict[int, list[Tensor]] = {}
         self._values: dict[int, list[Tensor]] = {}
 
-    def __call__(self, index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self,
+        index: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        options: AttentionOptions = CAUSAL,
+    ) -> Tensor:
         """`[B, Hq, R, D]`, of the step after those seen so far."""
         count, groups = query.shape[2], query.shape[1] // key.shape[1]
         keys = self._keys.setdefault(index, [])
@@ -208,9 +225,14 @@ class UnrolledAttention:
         keys.append(repeat(key, "b h r d -> b (h g) r d", g=groups))
         values.append(repeat(value, "b h r d -> b (h g) r d", g=groups))
         query = query * query.shape[-1] ** -0.5
-        is_later = torch.ones(count, count, dtype=torch.bool, device=query.device).triu(1)
-        scores = (query @ keys[0].transpose(-1, -2)).masked_fill(is_later, -torch.inf)
+        hidden = torch.ones(count, count, dtype=torch.bool, device=query.device).triu(1)
+        step, window = len(keys) - 1, options.sliding_window
+        if window is not None:  # the query of row t is at position t + step
+            hidden |= torch.ones_like(hidden).tril(step - window)
+        scores = (query @ keys[0].transpose(-1, -2)).masked_fill(hidden, -torch.inf)
         own = [(query * k).sum(dim=-1, keepdim=True) for k in keys[1:]]  # [B, Hq, R, 1]
+        for at in range(1, step + 1 - (window or step + 1)):  # steps before the window
+            own[at - 1] = torch.full_like(own[at - 1], -torch.inf)
         weights = torch.cat([scores, *own], dim=-1).float().softmax(dim=-1).to(query.dtype)
         out = weights[..., :count] @ values[0]
         for m, v in enumerate(values[1:]):

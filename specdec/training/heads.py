@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,9 +16,12 @@ from specdec.drafters.head.layers import LayerConfig
 Head = TypeVar("Head", bound=nn.Module)
 
 
-def layer_like(target: PreTrainedModel, *, mlp_width: int | None = None) -> LayerConfig:
-    """A decoder layer of the target's width and attention heads, and of its MLP's width or another.
-    The rotary base is 10000 whatever the target's, as that is what some engines assume.
+def layer_like(
+    target: PreTrainedModel, *, mlp_width: int | None = None, windows: tuple[int | None, ...] = ()
+) -> LayerConfig:
+    """A decoder layer of the target's width and attention heads, and of its MLP's width or another,
+    with the sliding windows of `LayerConfig.windows`. The rotary base is 10000 whatever the
+    target's, as that is what some engines assume.
     """
     if mlp_width is not None:
         check_integer("mlp_width", mlp_width, 1)
@@ -32,6 +36,7 @@ def layer_like(target: PreTrainedModel, *, mlp_width: int | None = None) -> Laye
         head_dim=getattr(theirs, "head_dim", None) or theirs.hidden_size // heads,
         rms_norm_eps=getattr(theirs, "rms_norm_eps", 1e-6),
         max_position_embeddings=getattr(theirs, "max_position_embeddings", None) or 2048,
+        windows=windows,
     )
 
 
@@ -46,6 +51,30 @@ def usual_hidden_states(target: PreTrainedModel) -> tuple[int, int, int]:
             "or 'mtp'"
         )
     return (2, count // 2, count - 3) if count >= 7 else (1, 2, max(3, count - 1))
+
+
+def with_layer(head: Head, **fields: Any) -> Head:
+    """A head of the same weights whose layers have another rope or other sliding windows, so that
+    it drafts in texts that are longer than those it was trained on.
+
+    Args:
+        head: with decoder layers, trained or not; it is left as it was.
+        fields: of its `LayerConfig`: `windows=(512,)`, one for each layer, or `rope={...}`.
+
+    Raises:
+        TypeError, ValueError: a field that does not exist, or cannot be right.
+
+    Example:
+        >>> from specdec import EagleDrafter, zoo
+        >>> target = zoo.load_target()
+        >>> head = with_layer(zoo.load_drafter("eagle3", target).head, windows=(512,))
+        >>> drafter = EagleDrafter(head, target)
+    """
+    config = replace(head.config, layer=replace(head.config.layer, **fields))
+    with drawn_from(0):
+        new = type(head)(config, head.target_ids)
+    new.load_state_dict(head.state_dict())
+    return new.to(head.device, head.dtype).train(head.training)
 
 
 @contextmanager

@@ -138,6 +138,28 @@ def test_measuring_leaves_nothing_behind():
     assert all(new == [0] for new in seen[1:-own])
 
 
+def test_costs_are_measured_at_the_beginning_and_at_the_end_of_a_call():
+    """Where the rows stand is read off the context that the drafter gets."""
+    starts = []
+
+    class Notes(ConstantDrafter):
+        """Notes where each step begins."""
+
+        def propose(self, context, state, drawing):
+            starts.append(context.start.tolist())
+            return super().propose(context, state, drawing)
+
+    generator = SpeculativeGenerator(MODEL, Notes(2, 1), draft_length="auto")
+    generator.warm_up(2, 100, do_sample=False)
+    (auto,) = generator._lengths._of.values()
+    assert set(auto.costs) == {(2, 64), (2, 100)}
+    assert {63, 99} < {start for row in starts for start in row} < set(range(100))
+    generator.generate(IDS[:2], max_new_tokens=60, do_sample=False)
+    generator.generate(IDS[2:, -1:], max_new_tokens=12, do_sample=False)  # of less than 64 tokens
+    assert set(auto.costs) == {(2, 64), (2, 100)}
+    assert generator.last_result.stats.steps
+
+
 # Law 2.
 
 
@@ -239,11 +261,31 @@ def test_costs_of_the_nearest_size_are_taken_and_noise_makes_no_draft_cheaper():
     choose = AutoLength({(1, 64): cheap, (8, 64): dear, (8, 4096): cheap})
     acceptance = Acceptance(4)
     assert [choose(acceptance, *size) for size in ((2, 50), (6, 90), (8, 9000))] == [4, 0, 4]
-    known = [choose.knows(*size) for size in ((8, 100), (8, 600), (4, 64))]
-    assert known == [True, False, False]
+    known = [choose.knows(*size) for size in ((8, 75), (8, 100), (8, 3500), (4, 64))]
+    assert known == [True, False, True, False]
+    choose.add(8, 512, cheap)
+    assert [choose.knows(8, size) for size in (50, 52, 100, 600, 5000, 6000)] == [
+        *(False, True, True, True, True, False)
+    ]
     noisy = AutoLength({(1, 64): {0: [10.0], 1: [12.0], 4: [9.0]}})
     assert list(noisy.describe()) == ["1 x 64 tokens: 0: 10.00, 1: 12.00, 4: 12.00"]
     assert AutoLength({(1, 64): {0: [10.0], 9: [10.0]}})(acceptance, 1, 64) == 0
+
+
+def test_costs_between_two_contexts_are_linear_in_the_tokens():
+    """Drafting two tokens pays from the context on where its step costs less than twice a step of
+    none: 12 + t / 100 < 2 (1 + t / 100), t > 1000.
+    """
+    times = {t: {0: [1 + t / 100], 2: [12 + t / 100]} for t in (100, 900, 3000)}
+    choose, all_or_nothing = AutoLength({(4, t): ms for t, ms in times.items()}), Acceptance(2)
+    all_or_nothing.update([RowStep([5, 6], 2, [5, 6, 9])] * 10**6, 2)
+    all_or_nothing.update([RowStep([5, 6], 0, [9])] * (10**6 - 1), 2)
+    assert all_or_nothing.tokens_per_step()[2] == pytest.approx(2, abs=0.06)
+    limit = next(t for t in range(100, 3000) if choose(all_or_nothing, 4, t) == 2)
+    assert limit == pytest.approx(1000, rel=0.15)
+    assert [choose(all_or_nothing, 4, t) for t in (10, 5000)] == [0, 2]
+    choose.add(4, 2000, {1: [5.0]})  # not the same lengths: the nearest context alone counts
+    assert [choose(all_or_nothing, 4, t) for t in (1500, 2900)] == [1, 2]
 
 
 def described(times):

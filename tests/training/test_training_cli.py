@@ -127,6 +127,16 @@ def test_a_loss_and_weights_of_steps_are_trained_by_name(kind, target, text, tmp
         assert not heads[0]["lm_head.weight"].equal(heads[1]["lm_head.weight"])
 
 
+def test_a_head_with_a_window_is_trained_and_saved_with_it(target, text, tmp_path):
+    assert run("eagle3", target, text, tmp_path / "head", "--window", "9") == 0
+    assert run("eagle3", target, text, tmp_path / "plain") == 0
+    model = AutoModelForCausalLM.from_pretrained(target).eval()
+    found = [EagleDrafter.from_pretrained(tmp_path / n, model, 3).head for n in ("head", "plain")]
+    assert [head.config.layer.windows for head in found] == [(9,), ()]
+    keys = [head.layers[0].self_attn.k_proj.weight for head in found]
+    assert not keys[0].equal(keys[1])  # the window counted in training, too
+
+
 def test_a_step_that_is_measured_has_its_loss_in_the_log(target, text, tmp_path):
     """HF would leave it out, in the first process alone: the others then wait for its loss."""
     assert run("eagle1", target, text, tmp_path, *MEASURED, "--logging_steps", "1") == 0
@@ -139,6 +149,7 @@ REFUSED_LOSSES = {
     "kl_div": ["eagle3", "--loss", "kl_div"],
     "weights of steps must be": ["mtp", "--step-weights", "half"],
     "--step-weights belongs to eagle3": ["eagle1", "--step-weights", "0.5"],
+    "--window belongs to eagle3": ["dflash", "--window", "512"],
 }
 
 

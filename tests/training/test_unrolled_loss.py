@@ -11,10 +11,13 @@ from architectures import VOCAB, build
 from drafting import drawing
 from eagle_heads import FeatureLoop, features_and_logits, head_for
 from eagle_reference import draft_outputs
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specdec.drafters import EagleDrafter
 from specdec.samplers import LogitsFilter, Noise
-from specdec.training import FeatureAndToken, TrainingTimeTest
+from specdec.training import FeatureAndToken, SkippedPositions, TrainingTimeTest, new_head
+from specdec.training.heads import with_layer
 
 MODEL = build("llama", dtype=torch.float64)
 TABLES = [m.weight.detach() for m in (MODEL.get_input_embeddings(), MODEL.get_output_embeddings())]
@@ -28,6 +31,8 @@ HEADS = {
     "target's vocabulary head": {"has_lm_head": False},
     "logit scale": {"logit_scale": 0.3},
     "fewer ids": {"draft_vocab_size": 19},
+    "windows": {"num_layers": 3, "windows": (3, 2, None)},
+    "short window": {"windows": (2,)},
     "eagle1": {"kind": "input"},
     "eagle1, two layers": {"kind": "input", "num_layers": 2, "fc_bias": True},
 }
@@ -125,6 +130,76 @@ def test_loss_and_gradients_are_those_of_all_drafts_one_by_one(name):
     for key, got, want in zip(parameters, ours, theirs, strict=True):
         assert want.abs().max() > 0, f"{key} takes no part"
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6, msg=lambda m, k=key: k + m)
+
+
+def test_steps_in_training_are_drafts_at_the_skipped_positions():
+    drafter, ids = drafter_of("two layers"), random_ids(2, 2, 9)
+    own = SkippedPositions(40, pieces=3)
+    objective = TrainingTimeTest(drafter, MODEL, 3, positions=own)
+    features, _ = features_and_logits(MODEL, ids, drafter.feature_layers)
+    torch.manual_seed(4)
+    steps = torch.stack([drafter.logits(out) for out in objective.train().unroll(ids, features)])
+    torch.manual_seed(4)
+    for row, positions in enumerate(own(2, 9).tolist()):
+        assert positions[-1] > 8
+        for place in range(6):
+            at = positions[: place + 3]
+            drafts, _ = recomputed(drafter, ids[row], features[row], place, 3, at)
+            torch.testing.assert_close(steps[:, row, place], drafts, rtol=0, atol=1e-5)
+    plain = TrainingTimeTest(drafter, MODEL, 3)
+    assert objective.eval()(ids).item() == plain(ids).item() == plain.eval()(ids).item()
+
+
+@given(st.integers(1, 30), st.integers(0, 40), st.integers(1, 5), st.integers(0, 2**20))
+def test_skipped_positions_are_pieces_of_a_longer_text(count, more, pieces, seed):
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        positions = SkippedPositions(count + more, pieces)(64, count)
+    jumps = positions.diff(dim=1)
+    assert positions[:, 0].eq(0).all()
+    assert jumps.ge(1).all()
+    assert jumps.gt(1).sum(dim=1).le(pieces - 1).all()
+    assert positions.max() < count + more
+    if pieces > 1 and count > 1 and more:
+        assert positions.max() > count - 1  # 64 rows without a skip: 2 ** -64
+
+
+def test_rows_longer_than_the_positions_are_refused():
+    objective = TrainingTimeTest(drafter_of("windows"), MODEL, 2, positions=SkippedPositions(8))
+    with pytest.raises(ValueError, match=r"tokens of a row.*8.*got 9; longest has to be at least"):
+        objective(random_ids(1, 1, 9))
+
+
+def test_a_new_head_with_a_window_is_saved_and_read_with_it(tmp_path):
+    drafter = EagleDrafter(new_head(MODEL, "eagle3", window=7), MODEL)
+    assert drafter.config.layer.windows == (7,)
+    drafter.save_pretrained(tmp_path, verifier="target")
+    found = EagleDrafter.from_pretrained(tmp_path, MODEL)
+    assert found.config.layer.windows == (7,)
+    assert new_head(MODEL, "eagle3").config.layer.windows == ()
+    with pytest.raises(ValueError, match=r"EAGLE-1 heads with a window; train 'eagle3'"):
+        new_head(MODEL, "eagle1", window=7)
+    with pytest.raises(ValueError, match=r"a window of LayerConfig.windows.*got 0"):
+        new_head(MODEL, "eagle3", window=0)
+
+
+@torch.no_grad()
+def test_a_head_with_another_layer_has_the_weights_and_draws_as_that_layer_says():
+    drafter, ids = drafter_of("two layers"), random_ids(3, 1, 12)
+    rope = {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}
+    features, _ = features_and_logits(MODEL, ids, drafter.feature_layers)
+    before = unrolled(drafter, 4, ids, features)[:, 0, 4]
+    for fields in ({"windows": (3, 2)}, {"rope": rope}):
+        head = with_layer(drafter.head, **fields)
+        assert (head.dtype, head.training) == (drafter.head.dtype, drafter.head.training)
+        own = EagleDrafter(head, MODEL)
+        steps = unrolled(own, 4, ids, features)[:, 0, 4]
+        expected, _ = recomputed(own, ids[0], features[0], 4, 4)
+        torch.testing.assert_close(steps, expected, rtol=0, atol=1e-5)
+        assert (steps - before).abs().max() > 1e-3
+    assert unrolled(drafter, 4, ids, features)[:, 0, 4].equal(before)
+    with pytest.raises(TypeError, match="window"):
+        with_layer(drafter.head, window=3)
 
 
 def test_angles_are_made_anew_for_longer_rows_and_for_another_data_type():
