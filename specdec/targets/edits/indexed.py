@@ -21,6 +21,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from specdec.hf import (
     ATTENTION_FIELD,
+    BLOCK_COUNT,
     INDEX_COUNT,
     INDEX_KEYS,
     reads_chosen_keys,
@@ -169,7 +170,8 @@ def choosing_few(model: PreTrainedModel) -> PreTrainedModel | None:
     """A view of a model whose indexers choose `FEW` keys or pools, so that short texts show which;
     `None` for a model without indexers.
     """
-    if not any(hasattr(module, INDEX_COUNT) for module in model.modules()):
+    counts = INDEX_COUNT, BLOCK_COUNT
+    if not any(hasattr(module, name) for module in model.modules() for name in counts):
         return None
     view = private_view(model)
     for module in view.modules():
