@@ -250,6 +250,7 @@ def draw(options: argparse.Namespace) -> None:
     """The picture: each kind by its first loss, a mark for each seed, with its interval."""
     import matplotlib.pyplot as plt
 
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "specdec", "font.size": 9}
     figure, panels = plt.subplots(1, 2, figsize=(8.2, 3.2), layout="constrained", sharey=True)
     kinds = options.kinds[::-1]
     for place, colour in zip(TEXTS, ("#3b6fb6", "#d98c3f"), strict=True):
@@ -270,7 +271,7 @@ def draw(options: argparse.Namespace) -> None:
         ax.set_yticks(range(len(kinds)), kinds)
     handles, labels = panels[1].get_legend_handles_labels()
     one_of_each = dict(zip(labels, handles, strict=True))
-    panels[1].legend(one_of_each.values(), one_of_each.keys(), frameon=False)
+    panels[1].legend(one_of_each.values(), one_of_each.keys(), frameon=False, loc="lower right")
     figure.savefig(options.output / "rematch.svg")
 
 
