@@ -9,9 +9,11 @@ loss by position, with YaRN and without). The zoo's EAGLE-3 head, trained on row
 tokens, is measured as it is, with another rope and with a window. Further heads are trained on the
 standard library in rows of 512 tokens (one in rows of 4 096), all from the same weights; the plain
 one is measured as it is and with other ropes and windows, the others as they were trained.
-`--heads` without a name trains none. Every text is read up to the same places, with more and more
-of what precedes them. An interrupted command goes on where it stopped. Its last lines are the
-tables of the page, made from the files in --output.
+`--heads` without a name trains none. A head of `rematch.py` is a plain one: its
+`EAGLE-3-soft_ce-0.safetensors` and `.json` as `plain.safetensors` and `plain.json` in --output.
+Every text is read up to the same places, with more and more of what precedes them. An interrupted
+command goes on where it stopped. Its last lines are the tables of the page, made from the files in
+--output.
 """
 
 import argparse
@@ -104,7 +106,7 @@ def trained(name: str, options) -> EagleDrafter:
     """The drafter of a contender, from its file where it has one."""
     target, how = long_target(), dict(HEADS[name])
     positions, row_tokens = how.pop("positions", None), how.pop("row_tokens", TRAINED)
-    head = new_head(target, "eagle3", mlp_width=1024, seed=0, **how).to(DEVICE)
+    head = new_head(target, "eagle3", seed=0, **how).to(DEVICE)
     drafter = EagleDrafter(head, target, K)
     stem = options.output / name.replace(" ", "-")
     weights, card = stem.with_suffix(".safetensors"), stem.with_suffix(".json")
