@@ -64,8 +64,8 @@ def _over_slots(running: Running, module: nn.Module, forward: Callable, *args, *
     if "position_offset" in window.row_inputs:
         raise ValueError(
             f"{type(module).__name__} counts entries from the first token of a text, which stands "
-            "at position 0; prompts whose positions are not those of their tokens, of embeddings "
-            "or pictures, cannot be read by it: pass input_ids"
+            "at position 0, and cannot read prompts whose positions are not those of their tokens: "
+            "pass input_ids of text"
         )
     slots, mask = _near(window, hidden, module.sliding_window)
     kwargs["attention_mask"] = mask
