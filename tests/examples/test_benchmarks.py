@@ -17,7 +17,9 @@ COMMANDS += [
     "zoo_paths.py --threads 1 --rounds 1 --prompts 2 --new-tokens 2",
     "lm_eval_grid.py --rounds 1 --prompts 2 --new-tokens 4",
     "training_curves.py --minutes 0.02 --output {folder}",
-    "rematch.py --steps 1 --seeds 1 --prompts 4 --output {folder}",
+    "rematch.py --steps 1 --seeds 1 --prompts 4 --losses soft_ce tv --output {folder}",
+    "long_contexts.py --heads --prompts 1 --temperatures 0 --output {folder}",
+    "gpu_training.py --shape 8B",
     "certificates.py sound --runs 1 --tokens 64 --output {folder}/sound.jsonl",
 ]
 
@@ -29,7 +31,7 @@ def test_it_runs(command, pytestconfig, tmp_path):
         pytest.importorskip("lm_eval")
     env = {**os.environ, "PYTHONPATH": ".", "CUDA_VISIBLE_DEVICES": ""}
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    launcher *= command == "gpu_parallel.py"
+    launcher *= command.startswith(("gpu_parallel", "gpu_training"))
     program = [sys.executable, *launcher, *f"benchmarks/{command}".format(folder=tmp_path).split()]
     where = {"cwd": pytestconfig.rootpath, "env": env}
     found = subprocess.run(program, **where, capture_output=True, text=True)
