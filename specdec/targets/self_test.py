@@ -307,10 +307,12 @@ class _Plain:
         self._generator = torch.Generator().manual_seed(0)
         self._whole = None if read else read_whole(model, tokens)
         if self._whole is not None and self._whole.isnan().any():
+            own = foreign_attention(model)
+            own = f"; its attention function {own} is none of transformers'" if own else ""
             raise PlainForwardError(
                 f"{type(model).__name__} cannot be decoded: its own forward has logits that are no "
                 f"numbers (NaN) for a text of {tokens.shape[1]} tokens; look at its weights, or "
-                f"load it in another data type than {model.dtype}{remark_on_hooks(model)}"
+                f"load it in another data type than {model.dtype}{own}{remark_on_hooks(model)}"
             )
         noisy = {name: self._rounded(x) for name, x in self.inputs.items()}
         self.rounding = self._moved(lambda name, arrived: noisy[name], MOST_ROUNDING[0])
