@@ -29,7 +29,6 @@ from transformers.distributed import DistributedConfig
 from specdec.cli.training_memory import process_memory
 from specdec.drafters import EagleDrafter
 from specdec.hf import auto_class
-from specdec.loading import keep_tables_whole, spread_plan
 from specdec.show.table import Table
 from specdec.training import (
     ObjectiveArguments,
@@ -39,6 +38,7 @@ from specdec.training import (
     new_head,
 )
 from specdec.training.memory import StepMemory
+from specdec.training.target_parts import keep_tables_whole, spread_plan
 
 STEPS, WARM_UP = 12, 3
 TOKENS, LENGTH, IDS = (16_384, 2048, 32_000) if DEVICE == "cuda" else (256, 32, 100)

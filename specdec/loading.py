@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_choice, shown
@@ -117,7 +116,7 @@ def load_target(
             return zoo.load_target(dtype=dtype).to(device), zoo.load_tokenizer()
     is_local = find_pretrained(name)
     tokenizer = load_pretrained("AutoTokenizer", name, local_files_only=is_local)
-    return _load_model(name, dtype=dtype, device=device, is_local=is_local), tokenizer
+    return load_causal_lm(name, dtype=dtype, device=device, is_local=is_local), tokenizer
 
 
 def load_empty_target(name: str) -> PreTrainedModel:
@@ -130,111 +129,20 @@ def load_empty_target(name: str) -> PreTrainedModel:
     Raises:
         ValueError: there is no such model.
     """
-    if name == "zoo":
-        from specdec import zoo
-
-        name = str(zoo.WEIGHTS_DIR / "target")
-        dtype = torch.float32
-    else:
-        dtype = None
+    name, dtype = place_of(name)
     config = load_pretrained("AutoConfig", name, local_files_only=find_pretrained(name))
     own = getattr(transformers, auto_class(config))
-    return own.from_config(config, dtype=dtype or config.dtype or torch.float32)
+    dtype = (config.dtype or torch.float32) if dtype == "auto" else dtype
+    return own.from_config(config, dtype=dtype)
 
 
-def load_spread_target(name: str, *, dtype: str | torch.dtype = "auto") -> tuple[Any, Any]:
-    """As `load_target`, of the part of a causal LM that this process computes: its layers are
-    spread over all processes of `torchrun` by HF's tensor parallelism. Embeddings and vocabulary
-    head are whole in each, as heads use them for rows of their own.
+def place_of(name: str, dtype: str | torch.dtype = "auto") -> tuple[str, str | torch.dtype]:
+    """The folder or id of a model, and its data type: the zoo is computed in float32."""
+    if name != "zoo":
+        return name, dtype
+    from specdec import zoo
 
-    Args:
-        name, dtype: as for `load_target`.
-
-    Raises:
-        ValueError: there is one process only, or the model cannot be spread over so many.
-    """
-    from transformers.distributed import DistributedConfig
-
-    def plan(config: Any) -> DistributedConfig:
-        return DistributedConfig(tp_size=_num_processes(), tp_plan=spread_plan(config))
-
-    return _load_in_parts(name, dtype, plan)
-
-
-def load_sharded_target(name: str, *, dtype: str | torch.dtype = "auto") -> tuple[Any, Any]:
-    """As `load_spread_target`, but for FSDP2, by HF's plan for the model: each process keeps a part
-    of every layer and gathers the layer whenever it computes it, for tokens of its own. All
-    processes must call it equally often.
-
-    Args:
-        name, dtype: as for `load_target`.
-
-    Raises:
-        ValueError: there is one process only, or HF has no such plan for the model.
-    """
-    from transformers.distributed import DistributedConfig
-
-    found = _load_in_parts(name, dtype, lambda _: DistributedConfig(fsdp_size=_num_processes()))
-    model, tokenizer = found
-    keep_tables_whole(model.requires_grad_(False))
-    return model, tokenizer
-
-
-def keep_tables_whole(model: PreTrainedModel) -> None:
-    """Gathers what lies outside of the decoder layers of a model under FSDP2, once and for all:
-    embeddings, vocabulary head and norms.
-    """
-    from specdec.targets.features import decoder_layers
-
-    layers = {id(part) for layer in decoder_layers(model)[1] for part in layer.modules()}
-    for part in model.modules():
-        if isinstance(part, FSDPModule) and id(part) not in layers:
-            part.set_reshard_after_forward(False, recurse=False)
-            part.unshard()
-
-
-def _num_processes() -> int:
-    """That were started together; refuses one alone."""
-    count = int(os.environ.get("WORLD_SIZE", 1))
-    if count == 1:
-        raise ValueError("a target is spread over several processes; start them with torchrun")
-    return count
-
-
-def _load_in_parts(name: str, dtype: Any, plan: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """A model's part of this process, by HF's plan for its configuration, and its tokenizer."""
-    _num_processes()  # before anything is read
-    if name == "zoo":
-        from specdec import zoo
-
-        name, dtype = str(zoo.WEIGHTS_DIR / "target"), torch.float32 if dtype == "auto" else dtype
-    is_local = find_pretrained(name)
-    tokenizer = load_pretrained("AutoTokenizer", name, local_files_only=is_local)
-    config = load_pretrained("AutoConfig", name, local_files_only=is_local)
-    options = {"device": None, "is_local": is_local, "distributed_config": plan(config)}
-    return _load_model(name, dtype=dtype, **options), tokenizer
-
-
-def spread_plan(config: Any) -> dict[str, str]:
-    """HF's plan of tensor parallelism for the layers of a causal LM, which leaves embeddings and
-    vocabulary head whole.
-
-    Args:
-        config: of the model.
-
-    Returns:
-        The style of each module, by its path.
-    """
-    from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
-
-    with torch.device("meta"):
-        empty = getattr(transformers, auto_class(config)).from_config(config)
-    tables = {id(part) for part in (empty.get_input_embeddings(), empty.get_output_embeddings())}
-    paths = [path for path, part in empty.named_modules() if id(part) in tables]
-    if "replicate" in ALL_PARALLEL_STYLES:  # the rest comes from the model's own plan
-        return dict.fromkeys(paths, "replicate")
-    # transformers 5.17 has no such style, and takes a plan in place of the model's own.
-    return {path: style for path, style in empty.tp_plan.items() if path not in paths}
+    return str(zoo.WEIGHTS_DIR / "target"), torch.float32 if dtype == "auto" else dtype
 
 
 def load_drafter(
@@ -467,7 +375,7 @@ def find_pretrained(name: str) -> bool:
         raise ValueError(f"cannot load {name!r}: {error}") from error
 
 
-def _load_model(
+def load_causal_lm(
     name: str, *, dtype: Any, device: Any, is_local: bool, **options: Any
 ) -> PreTrainedModel:
     """A causal LM in eval mode, with the towers that its configuration names; HF would draw weights
@@ -555,7 +463,7 @@ def _load_draft_model(
     vocabulary = None if tokenizer is None else _common_vocabulary(name, tokenizer, is_local)
     if device is None:  # a model that is offloaded says meta, and computes elsewhere
         device = device_of(target) if isinstance(target, torch.nn.Module) else target.device
-    model = _load_model(name, dtype=dtype, device=device, is_local=is_local)
+    model = load_causal_lm(name, dtype=dtype, device=device, is_local=is_local)
     return ModelDrafter(model, vocabulary=vocabulary, **options)
 
 

@@ -37,13 +37,7 @@ from specdec.cli.training_memory import memory_table
 from specdec.cli.training_options import LONGEST_ROWS, STEPS, Run
 from specdec.drafters.mask_token.correction import MarkovConfig
 from specdec.evaluation.intervals import counted
-from specdec.loading import (
-    find_own,
-    load_empty_target,
-    load_sharded_target,
-    load_spread_target,
-    load_target,
-)
+from specdec.loading import find_own, load_empty_target, load_target
 from specdec.settings import differences
 from specdec.training import blocks, data, eagle, mask_token, medusa, mtp
 from specdec.training.callbacks import AcceptanceCallback
@@ -51,6 +45,7 @@ from specdec.training.divergences import find_loss
 from specdec.training.heads import frequent_ids
 from specdec.training.losses import HeadObjective
 from specdec.training.step_weights import find_step_weights
+from specdec.training.target_parts import load_sharded_target, load_spread_target
 from specdec.training.trainer import (
     STATE,
     ObjectiveArguments,

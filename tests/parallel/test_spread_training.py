@@ -20,11 +20,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainerState
 
 from specdec import SpeculativeGenerator, processes, zoo
 from specdec.cli import main
-from specdec.loading import keep_tables_whole, load_pretrained, load_spread_target, spread_plan
-from specdec.loading import load_sharded_target as load_sharded
+from specdec.loading import load_pretrained
 from specdec.loop import storage
 from specdec.training.callbacks import BatchSizes
 from specdec.training.eagle import new_head
+from specdec.training.target_parts import keep_tables_whole, load_spread_target, spread_plan
+from specdec.training.target_parts import load_sharded_target as load_sharded
 from specdec.training.teacher import Teacher
 from specdec.training.trainer import ObjectiveTrainer, last_checkpoint
 
