@@ -22,6 +22,7 @@ from specdec import SpeculativeGenerator, processes, zoo
 from specdec.cli import main
 from specdec.loading import load_pretrained
 from specdec.loop import storage
+from specdec.training import target_parts
 from specdec.training.callbacks import BatchSizes
 from specdec.training.eagle import new_head
 from specdec.training.target_parts import keep_tables_whole, load_spread_target, spread_plan
@@ -201,10 +202,8 @@ def test_of_others_rows_a_process_keeps_nothing(monkeypatch):
 @pytest.mark.parametrize("has_style", [True, False])
 def test_tables_stay_whole_whatever_the_plans_of_transformers_are(has_style, monkeypatch):
     """Of 5.17 there is no style for it, and a plan takes the place of the model's own."""
-    from transformers.integrations import tensor_parallel
-
     styles = {"replicate": None} if has_style else {}
-    monkeypatch.setattr(tensor_parallel, "ALL_PARALLEL_STYLES", styles)
+    monkeypatch.setattr(target_parts, "ALL_PARALLEL_STYLES", styles)
     plan = spread_plan(LlamaConfig(**ARCHITECTURES["llama"][1]))
     tables = {"lm_head", "model.embed_tokens"}
     if has_style:
