@@ -99,8 +99,14 @@ def fitting(name, kind):
     return "good" if kind in has_no else kind
 
 
+def without_twins(cases):
+    """Swept cases that would be the same as another one are left out."""
+    return [c for c in cases if not c.marks or fitting(*c.values[:2]) == c.values[1]]
+
+
 @pytest.mark.parametrize(
-    ("name", "kind", "count", "chunk"), diagonal(GROUPS, DRAFTERS, (FEW, ALL), (4, 1, 512))
+    ("name", "kind", "count", "chunk"),
+    without_twins(diagonal(GROUPS, DRAFTERS, (FEW, ALL), (4, 1, 512))),
 )
 def test_greedy_text_is_that_of_hf(name, kind, count, chunk):
     model, kind = model_of(name, count), fitting(name, kind)
@@ -143,15 +149,14 @@ def test_rows_that_leave_take_their_index_keys_with_them(name, monkeypatch):
         left.clear()
 
 
-QUICK = [
-    *[("glm_moe_dsa", "tree"), ("mistral_large4", "good"), ("glm5_next", "good")],
-    ("minimax_m3_vl_text", "good"),
-]
+QUICK = [("glm_moe_dsa", "tree"), ("mistral_large4", "good"), ("minimax_m3_vl_text", "good")]
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [case([n, k], (n, k) in QUICK) for n in GROUPS for k in ("good", "tree", "lookup")],
+    without_twins(
+        case([n, k], (n, k) in QUICK) for n in GROUPS for k in ("good", "tree", "lookup")
+    ),
 )
 def test_captured_steps_are_the_eager_ones(name, kind):
     model, kind = copy.deepcopy(model_of(name)), fitting(name, kind)

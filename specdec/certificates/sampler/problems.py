@@ -200,7 +200,7 @@ def rare_problems(
 
 def _rare_weights(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     steps = torch.randint(0, 13, shape, generator=generator, device="cpu")
-    return random_weights(shape, generator) * 2.0 ** (-3 * steps)
+    return random_weights(shape, generator) * torch.exp2(-3 * steps.double())  # exact
 
 
 def random_problems(
