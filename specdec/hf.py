@@ -472,7 +472,7 @@ CAUSES = {
     **dict.fromkeys(("roberta", "roberta-prelayernorm", "camembert", "xlm-roberta"), _FROM_IDS),
     **dict.fromkeys(("xlm-roberta-xl", "xmod", "data2vec-text"), _FROM_IDS),
     "cpmant": "it puts learned tokens before the text, and reads the whole text in every call",
-    "doge": "its attention adds a mask of its own, made from values, to that of a sliding window",
+    "doge": "layers choose keys by their values, and add that mask to one of a sliding window",
     **dict.fromkeys(
         ("minimax", "recurrent_gemma", "rwkv", "xlnet", "reformer", "xlstm"), _OWN_CACHE
     ),

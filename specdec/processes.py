@@ -144,7 +144,8 @@ def agreed(value: T, model: nn.Module) -> T:
 def rows_of_all(rows: torch.Tensor, model: nn.Module) -> tuple[list[torch.Tensor], int]:
     """The rows of all processes over which a model is spread, which compute one forward together
     and so must read the same rows; and which of them are this process's. Where all have the same,
-    they are there once. Under FSDP2 each process computes forwards of its own.
+    they are there once. Under FSDP2 the rows of other processes are not needed, since each computes
+    its own.
 
     Args:
         rows: of the same shape in every process.

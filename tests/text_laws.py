@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -132,3 +133,22 @@ def p_values_of_texts(result, logits_filter: str) -> dict[int, float]:
         n: p_value(Counter(text[:n] for text in texts), text_law(logits_filter, n))
         for n in (1, 2, 3)
     }
+
+
+def p_values_of_model(generator: SpeculativeGenerator, rows: int) -> Iterator[float]:
+    """For texts of one, two and three tokens at temperature 1, over HF's own forwards."""
+    table, model = {}, generator.target.model
+    for length in range(3):
+        ends = list(itertools.product(range(VOCAB), repeat=length))
+        ids = torch.tensor([[*PROMPT, *end] for end in ends])
+        with torch.no_grad():
+            probs = model(input_ids=ids, use_cache=False).logits[:, -1].double().softmax(dim=-1)
+        table |= dict(zip(ends, probs.tolist(), strict=True))
+    prompts = torch.tensor([PROMPT]).expand(rows, -1)
+    options = {"do_sample": True, "top_k": 0, "seed": list(range(rows)), "max_new_tokens": 3}
+    result = generator.generate(prompts, **options)
+    assert 0.1 < result.stats.acceptance_rate < 0.95
+    texts, laws = [tuple(text) for text in result.new_tokens.tolist()], {(): 1.0}
+    for length in (1, 2, 3):
+        laws = {(*e, x): p * q for e, p in laws.items() for x, q in enumerate(table[e])}
+        yield p_value(Counter(text[:length] for text in texts), laws)

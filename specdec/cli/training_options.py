@@ -39,8 +39,8 @@ SPREAD = (
     "optimiser are whole in each"
 )
 SHARD = (
-    "a part of every layer of the target in each process of torchrun or accelerate (FSDP2), which "
-    "reads rows of its own and gathers a layer at a time; not with --spread-target"
+    "a part of every layer's weights in each process of torchrun or accelerate (FSDP2); a process "
+    "reads its own rows, and collects one layer's weights at a time; not with --spread-target"
 )
 WINDOW = (
     "tokens of a text that the head sees, the last ones, in training and in drafting; default: all"

@@ -40,8 +40,8 @@ def load_spread_target(name: str, *, dtype: str | torch.dtype = "auto") -> tuple
 
 def load_sharded_target(name: str, *, dtype: str | torch.dtype = "auto") -> tuple[Any, Any]:
     """As `load_spread_target`, but for FSDP2, by HF's plan for the model: each process keeps a part
-    of every layer and gathers the layer whenever it computes it, for tokens of its own. All
-    processes must call it equally often.
+    of every layer's weights, reads rows of its own, and collects the whole weights of a layer just
+    before it computes that layer. All processes must call the model equally often.
 
     Args:
         name, dtype: as for `load_target`.

@@ -6,14 +6,13 @@ exactly 0 for several entries, and HF's choice among these depends on how many t
 """
 
 import copy
-import itertools
-from collections import Counter
 from functools import cache
 
 import pytest
 import text_laws
 import torch
 import transformers
+from agreement import check_captured
 from diagonal import case, diagonal
 from drafting import WrongDrafter, perturbed, ragged_prompts
 from fingerprint import fingerprint
@@ -175,15 +174,7 @@ def test_rows_that_leave_take_their_entries_with_them(monkeypatch):
 def test_captured_steps_are_the_eager_ones(kind):
     model = copy.deepcopy(model_of())
     model.set_experts_implementation("batched_mm")  # on a CPU the default waits
-    sampled = {"do_sample": True, "temperature": [0.0, 0.8, 1.3, 1.0], "seed": [1, 2, 3, 4]}
-    results = [
-        SpeculativeGenerator(model, DRAFTERS[kind](model), graphs=graphs).generate(
-            IDS, MASK, check=graphs, **OPTIONS, **sampled
-        )
-        for graphs in (False, True)
-    ]
-    assert results[0].sequences.equal(results[1].sequences)
-    assert results[0].stats.to_dict() == results[1].stats.to_dict()
+    check_captured(model, DRAFTERS[kind](model), IDS, MASK, **OPTIONS)
 
 
 # What is in slots.
@@ -285,30 +276,11 @@ ENTRIES_OF = compressed.entries_of
 
 def test_texts_have_the_targets_distribution(monkeypatch):
     """Chi-square, false-alarm rate 1e-9 per length; texts without entries fail."""
-    model, rows, table = model_of(2, (2, 4), 2, text_laws.VOCAB), 2000, {}
-    for length in range(3):
-        ends = list(itertools.product(range(text_laws.VOCAB), repeat=length))
-        ids = torch.tensor([[*text_laws.PROMPT, *end] for end in ends])
-        with torch.no_grad():
-            probs = model(input_ids=ids, use_cache=False).logits[:, -1].double().softmax(dim=-1)
-        table |= dict(zip(ends, probs.tolist(), strict=True))
-    generator = SpeculativeGenerator(
-        model, ModelDrafter(text_laws.tiny(text_laws.DRAFT), 3), prefill_chunk_size=4
-    )
-
-    def p_values():
-        prompts = torch.tensor([text_laws.PROMPT]).expand(rows, -1)
-        options = {"do_sample": True, "top_k": 0, "seed": list(range(rows)), "max_new_tokens": 3}
-        result = generator.generate(prompts, **options)
-        assert 0.1 < result.stats.acceptance_rate < 0.95
-        texts, laws = [tuple(text) for text in result.new_tokens.tolist()], {(): 1.0}
-        for length in (1, 2, 3):
-            laws = {(*e, x): p * q for e, p in laws.items() for x, q in enumerate(table[e])}
-            yield text_laws.p_value(Counter(text[:length] for text in texts), laws)
-
-    assert min(p_values()) > text_laws.ALPHA
+    model, drafter = model_of(2, (2, 4), 2, text_laws.VOCAB), text_laws.tiny(text_laws.DRAFT)
+    generator = SpeculativeGenerator(model, ModelDrafter(drafter, 3), prefill_chunk_size=4)
+    assert min(text_laws.p_values_of_model(generator, 2000)) > text_laws.ALPHA
     with_entries(never_made)(monkeypatch)
-    assert min(p_values()) < text_laws.ALPHA
+    assert min(text_laws.p_values_of_model(generator, 2000)) < text_laws.ALPHA
 
 
 # Faults.

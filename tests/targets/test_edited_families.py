@@ -11,6 +11,7 @@ from functools import cache, partial
 import pytest
 import torch
 import transformers
+from agreement import check_captured
 from census.shapes import VOCAB, build
 from diagonal import diagonal
 from drafting import WrongDrafter, perturbed, ragged_prompts
@@ -154,15 +155,7 @@ def test_rows_may_leave(name, monkeypatch):
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in WAITING])
 def test_captured_steps_are_the_eager_ones(name):
     model, kind = model_of(name), fitting(name, "tree")
-    sampled = {"do_sample": True, "temperature": [0.0, 0.8, 1.3, 1.0], "seed": [1, 2, 3, 4]}
-    results = [
-        SpeculativeGenerator(model, DRAFTERS[kind](model), graphs=graphs).generate(
-            IDS, MASK, check=graphs, **OPTIONS, **sampled
-        )
-        for graphs in (False, True)
-    ]
-    assert results[0].sequences.equal(results[1].sequences)
-    assert results[0].stats.to_dict() == results[1].stats.to_dict()
+    check_captured(model, DRAFTERS[kind](model), IDS, MASK, **OPTIONS)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -345,5 +338,5 @@ def test_doge_is_decoded_while_all_keys_are_read():
 
 
 def test_doge_with_a_sliding_window_is_refused():
-    with pytest.raises(ValueError, match="adds a mask of its own, made from values"):
+    with pytest.raises(ValueError, match="layers choose keys by their values"):
         Target(doge(sliding_window=12))

@@ -11,6 +11,7 @@ from functools import cache
 import pytest
 import torch
 import transformers
+from agreement import check_captured
 from census.shapes import VOCAB, build
 from diagonal import case, diagonal, first
 from drafting import WrongDrafter, perturbed, ragged_prompts
@@ -161,15 +162,7 @@ QUICK = [("glm_moe_dsa", "tree"), ("mistral_large4", "good"), ("minimax_m3_vl_te
 def test_captured_steps_are_the_eager_ones(name, kind):
     model, kind = copy.deepcopy(model_of(name)), fitting(name, kind)
     model.set_experts_implementation("batched_mm")  # on a CPU the default waits
-    sampled = {"do_sample": True, "temperature": [0.0, 0.8, 1.3, 1.0], "seed": [1, 2, 3, 4]}
-    results = [
-        SpeculativeGenerator(model, DRAFTERS[kind](model), graphs=graphs).generate(
-            IDS, MASK, check=graphs, **OPTIONS, **sampled
-        )
-        for graphs in (False, True)
-    ]
-    assert results[0].sequences.equal(results[1].sequences)
-    assert results[0].stats.to_dict() == results[1].stats.to_dict()
+    check_captured(model, DRAFTERS[kind](model), IDS, MASK, **OPTIONS)
 
 
 # The table of an indexer's keys.

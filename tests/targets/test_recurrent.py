@@ -4,7 +4,6 @@ The oracle is HF's own `generate`, and the plain forward where the two differ.
 """
 
 import itertools
-from collections import Counter
 from functools import cache
 
 import mask_heads
@@ -220,29 +219,11 @@ def test_nothing_of_a_rejected_token_is_left(name):
 def test_texts_have_the_targets_distribution(name, rows, monkeypatch):
     """Chi-square, false-alarm rate 1e-9 per length; a state that is ahead fails."""
     model = build(name, vocab_size=text_laws.VOCAB)
-    table = {}
-    for length in range(3):
-        ends = list(itertools.product(range(text_laws.VOCAB), repeat=length))
-        ids = torch.tensor([[*text_laws.PROMPT, *end] for end in ends])
-        with torch.no_grad():
-            probs = model(input_ids=ids, use_cache=False).logits[:, -1].double().softmax(dim=-1)
-        table |= dict(zip(ends, probs.tolist(), strict=True))
     drafter = ModelDrafter(text_laws.tiny(text_laws.DRAFT), 2)
     generator = SpeculativeGenerator(model, drafter)
-
-    def p_values():
-        prompts = torch.tensor([text_laws.PROMPT]).expand(rows, -1)
-        options = {"do_sample": True, "top_k": 0, "seed": list(range(rows)), "max_new_tokens": 3}
-        result = generator.generate(prompts, **options)
-        assert 0.1 < result.stats.acceptance_rate < 0.95
-        texts, laws = [tuple(text) for text in result.new_tokens.tolist()], {(): 1.0}
-        for length in (1, 2, 3):
-            laws = {(*e, x): p * q for e, p in laws.items() for x, q in enumerate(table[e])}
-            yield text_laws.p_value(Counter(text[:length] for text in texts), laws)
-
-    assert min(p_values()) > text_laws.ALPHA
+    assert min(text_laws.p_values_of_model(generator, rows)) > text_laws.ALPHA
     ahead(monkeypatch)
-    assert min(p_values()) < text_laws.ALPHA
+    assert min(text_laws.p_values_of_model(generator, rows)) < text_laws.ALPHA
 
 
 # Faults.

@@ -157,7 +157,7 @@ def certify_sampler(
     of_rare = rare_problems(*sizes[-1], dtype=dtype)
     for problems in chain(progress(batches), [of_rare]):
         if problems is of_rare and not report.passed:
-            break  # nothing more is needed to tell it by
+            break  # a rule that has failed needs no rare tokens to fail by
         into = rare if problems is of_rare else report
         into.num_problems += len(problems)
         try:
