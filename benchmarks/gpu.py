@@ -347,7 +347,7 @@ def indexed() -> Iterator[Group]:
     model = shape("V3.2, five layers", max_position_embeddings=40_960)
     if DEVICE == "cpu":
         model.set_experts_implementation("batched_mm")
-    chunk = 256  # HF's indexer scores all keys for all tokens of a call, 64 times
+    chunk = 128  # HF's indexer scores all keys for all tokens of a call, 64 times
     model.generation_config.prefill_chunk_size = chunk
     print(roof(model))
     for tokens in (8192, 32_768):

@@ -25,7 +25,7 @@ def check_captured(model, drafter, ids, mask, **options) -> None:
     sampled = {"do_sample": True, "temperature": [0.0, 0.8, 1.3, 1.0], "seed": [1, 2, 3, 4]}
     results = [
         SpeculativeGenerator(model, drafter, graphs=graphs).generate(
-            ids, mask, check=graphs, **options, **sampled
+            ids.to(model.device), mask.to(model.device), check=graphs, **options, **sampled
         )
         for graphs in (False, True)
     ]

@@ -102,9 +102,10 @@ def compile_attention(dtype: torch.dtype) -> None:
             options = AttentionOptions(0.1, 50.0, query[0, :, 0, 0], 128, visible)
         slots = torch.zeros(rows, queries).long()
         triton_attention.ragged_attention(query, keys, values, slots, options)
-    storage = keys.transpose(1, 2), values.transpose(1, 2)
-    window = keys[:, :, :queries], values[:, :, :queries]
-    triton_write_slots.write_slots(*storage, *window, slots)
+    for stored in (values, values[..., :0]):  # layers may have no values
+        storage = keys.transpose(1, 2), stored.transpose(1, 2)
+        window = keys[:, :, :queries], stored[:, :, :queries]
+        triton_write_slots.write_slots(*storage, *window, slots)
 
 
 def compile_linear(dtype: torch.dtype) -> None:

@@ -7,6 +7,9 @@ from collections.abc import Collection, Iterable
 
 import pytest
 
+PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+"""Where a case runs that is of both."""
+
 
 def diagonal(*axes: Iterable, is_quick: bool = True) -> list:
     """All combinations of values. By default run as many as the longest axis has values: the first

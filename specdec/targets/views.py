@@ -26,6 +26,7 @@ from specdec.targets.edits.biases import edit_biases
 from specdec.targets.edits.compressed import edit_compressors
 from specdec.targets.edits.convolutions import edit_convolutions
 from specdec.targets.edits.edit import Edit, Running, apply_edit
+from specdec.targets.edits.heads import edit_heads
 from specdec.targets.edits.indexed import edit_indexers
 from specdec.targets.edits.memory import edit_memory
 from specdec.targets.edits.own_attention import edit_own_attention
@@ -104,7 +105,7 @@ def open_view(
     view.running = Running()
     by_route = attend_by, edit_indexers, edit_compressors, edit_own_attention
     own = *(partial(edit, attention=route.attention) for edit in by_route), edit_biases
-    own = *own, edit_convolutions, edit_sparsity, edit_adapters
+    own = *own, edit_heads, edit_convolutions, edit_sparsity, edit_adapters
     memory = partial(edit_memory, mixers=route.mixers)
     users = (partial(apply_edit, edit) for edit in edits)
     for edit in (

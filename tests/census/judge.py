@@ -1,4 +1,5 @@
-"""What specdec makes of one model: HF's own greedy text, a refusal, or a wrong text.
+"""What specdec makes of one model: HF's own greedy text, a refusal, or a wrong text; on a GPU, by
+captured steps, if the model's can be captured.
 
 The witness is HF: its `generate` of each row alone, and where that differs from specdec's text, its
 plain forward over the text.
@@ -8,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from specdec import SpeculativeGenerator
+from specdec.graphs.capture import CaptureError
 
 NEW_TOKENS = 60
 TIE = 1e-4
@@ -21,6 +24,7 @@ TIE = 1e-4
 
 EQUAL, REFUSED, WRONG, CRASHED = "equal", "refused", "wrong", "crashed"
 HF_CANNOT, HF_DIFFERS = "HF cannot", "HF differs from itself"
+NOT_CAPTURED = "equal by eager steps, not captured"
 
 
 @dataclass(frozen=True)
@@ -36,14 +40,17 @@ Generate = Callable[[Tensor, Tensor, int], Tensor]
 Decoders = Callable[[PreTrainedModel], Iterator[tuple[str, Generate]]]
 
 
-def specdec_decoders(model: PreTrainedModel) -> Iterator[tuple[str, Generate]]:
+def specdec_decoders(
+    model: PreTrainedModel, *, graphs: bool = False
+) -> Iterator[tuple[str, Generate]]:
     """Plain decoding through specdec's loop, and prompt lookup, whose windows have several tokens.
 
     Raises:
         ValueError, TypeError: specdec refuses the model.
+        CaptureError: its steps cannot be captured.
     """
     for name, drafter in (("no drafter", None), ("lookup", "lookup")):
-        generator = SpeculativeGenerator(model, drafter)
+        generator = SpeculativeGenerator(model, drafter, graphs=graphs)
 
         def generate(ids: Tensor, mask: Tensor, count: int, of=generator) -> Tensor:
             options = {"max_new_tokens": count, "do_sample": False, "eos_token_id": None}
@@ -84,9 +91,20 @@ def judge(
                     return Verdict(HF_DIFFERS if is_whole else WRONG, f"{where}{doubt}")
     except (ValueError, TypeError) as error:
         return Verdict(REFUSED, f"{error}{doubt}")
+    except CaptureError as error:
+        return Verdict(NOT_CAPTURED, str(error))
     except Exception as error:
         return Verdict(CRASHED, _said(error))
     return Verdict(EQUAL, doubt)
+
+
+def judge_captured(model: PreTrainedModel, prompts: list[Tensor], **options: int) -> Verdict:
+    """As `judge`, by captured steps; by eager ones where these cannot be captured."""
+    verdict = judge(model, prompts, decoders=partial(specdec_decoders, graphs=True), **options)
+    if verdict.kind != NOT_CAPTURED:
+        return verdict
+    eager = judge(model, prompts, **options)
+    return verdict if eager.kind == EQUAL else eager
 
 
 def hf_text(model: PreTrainedModel, prompt: Tensor, count: int) -> Tensor:
@@ -154,9 +172,11 @@ def _runs(
     """Texts of the prompts, each alone, and in one batch with padding on the left."""
     yield "alone", [generate(p[None], torch.ones_like(p)[None], count)[0] for p in prompts]
     width = max(map(len, prompts))
-    ids = torch.stack([torch.nn.functional.pad(p, (width - len(p), 0)) for p in prompts])
-    lengths = torch.tensor([len(p) for p in prompts])
-    mask = (torch.arange(width) >= width - lengths[:, None]).long()
+    pad = torch.nn.functional.pad
+    ids, mask = (
+        torch.stack([pad(x, (width - len(x), 0)) for x in of])
+        for of in (prompts, [torch.ones_like(p) for p in prompts])
+    )
     yield "in a batch", list(generate(ids, mask, count))
 
 

@@ -4,6 +4,7 @@
     python tests/census/run.py --write              # and write the table of docs/models.md
     python tests/census/run.py gpt_neo --windows 30
     python tests/census/run.py --group multimodal   # text prompts on models of pictures
+    python tests/census/run.py --device cuda        # captured steps
 
 Models are tiny and random (`shapes.py`), the witness is HF (`judge.py`). Each type runs in a
 process of its own, which ends after a time limit. The exit code is 1 where a text is wrong, or
@@ -31,7 +32,18 @@ import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from census.judge import CRASHED, EQUAL, HF_CANNOT, HF_DIFFERS, REFUSED, WRONG, Verdict, judge
+from census.judge import (
+    CRASHED,
+    EQUAL,
+    HF_CANNOT,
+    HF_DIFFERS,
+    NOT_CAPTURED,
+    REFUSED,
+    WRONG,
+    Verdict,
+    judge,
+    judge_captured,
+)
 from census.shapes import VOCAB, build, has_window, model_classes
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -40,13 +52,14 @@ WINDOWS: dict[str, int | None] = {"70": 70, "default": None, "5": 5, "30": 30, "
 """Sizes in tokens of windows and buffers; the default is that of the type's configuration."""
 
 
-def prompts(window: int | None) -> list[torch.Tensor]:
+def prompts(window: int | None, device: str) -> list[torch.Tensor]:
     """A prompt that is longer than the window, and a short one. Of default windows GPT-Neo's, a
     buffer of 256 tokens, is the one that is exceeded.
     """
     generator = torch.Generator().manual_seed(1)
     lengths = ({None: 300, 300: 700}.get(window, 150), 20)
-    return [torch.randint(3, VOCAB - 9, (length,), generator=generator) for length in lengths]
+    texts = [torch.randint(3, VOCAB - 9, (length,), generator=generator) for length in lengths]
+    return [text.to(device) for text in texts]
 
 
 @dataclass(frozen=True)
@@ -56,16 +69,18 @@ class Case:
     group: str
     model_type: str
     window: str = "70"
+    device: str = "cpu"
 
 
 def verdict_on(case: Case) -> Verdict:
     """What specdec makes of a tiny model."""
     window = WINDOWS[case.window]
     try:
-        model = build(case.model_type, group=case.group, window=window)
+        model = build(case.model_type, group=case.group, window=window).to(case.device)
     except Exception as error:  # whatever a foreign model raises
         return Verdict(NOT_BUILT, f"{type(error).__name__}: {error}")
-    return judge(model, prompts(window))
+    judge_by = judge if case.device == "cpu" else judge_captured
+    return judge_by(model, prompts(window, case.device))
 
 
 def _send(case: Case, end: Connection) -> None:
@@ -115,7 +130,7 @@ def merged(verdicts: dict[str, Verdict]) -> Verdict:
     """The worst verdict on a type over all windows, with the windows where they differ. A size with
     which HF makes no model says nothing.
     """
-    kinds = [WRONG, CRASHED, HF_DIFFERS, REFUSED, EQUAL, HF_CANNOT, NOT_BUILT]
+    kinds = [WRONG, CRASHED, HF_DIFFERS, REFUSED, NOT_CAPTURED, EQUAL, HF_CANNOT, NOT_BUILT]
     worst = min(verdicts.values(), key=lambda verdict: kinds.index(verdict.kind))
     windows = [w for w in WINDOWS if w in verdicts and verdicts[w].kind == worst.kind]
     if worst.kind == EQUAL or len(windows) == len(verdicts):
@@ -141,7 +156,7 @@ def table(results: dict[str, Verdict]) -> str:
         said = verdict.remark if verdict.kind in (WRONG, CRASHED) else reason(verdict)
         groups[verdict.kind, "" if verdict.kind == EQUAL else said].append(name)
     lines = ["| result | types |", "|---|---|"]
-    for kind in (EQUAL, REFUSED, HF_DIFFERS, HF_CANNOT, NOT_BUILT, CRASHED, WRONG):
+    for kind in (EQUAL, NOT_CAPTURED, REFUSED, HF_DIFFERS, HF_CANNOT, NOT_BUILT, CRASHED, WRONG):
         found = {said: names for (of, said), names in groups.items() if of == kind}
         for said, names in sorted(found.items(), key=lambda item: -len(item[1])):
             lines.append(
@@ -150,15 +165,15 @@ def table(results: dict[str, Verdict]) -> str:
     return "\n".join(lines)
 
 
-def write(group: str, results: dict[str, Verdict], windows: list[str]) -> None:
-    """Into the page, between the marks of the group."""
+def write(marked: str, results: dict[str, Verdict], windows: list[str]) -> None:
+    """Into the page, between marks of that name."""
     counts = Counter(verdict.kind for verdict in results.values())
     said = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
     head = (
         f"transformers {transformers.__version__}, {len(results)} types, windows: "
         f"{', '.join(windows)}; {said}"
     )
-    marks = re.compile(f"(?<=<!-- census {group} -->\n).*?(?=<!-- /census -->)", re.DOTALL)
+    marks = re.compile(f"(?<=<!-- census {marked} -->\n).*?(?=<!-- /census -->)", re.DOTALL)
     folded = f'<details markdown="1"><summary>{head}</summary>\n\n{table(results)}\n\n</details>'
     PAGE.write_text(marks.sub(lambda _: f"\n{folded}\n\n", PAGE.read_text(), count=1))
 
@@ -174,6 +189,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("types", nargs="*", help="default: all of the group")
     parser.add_argument("--group", choices=model_classes(), default="causal")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--windows", nargs="+", choices=WINDOWS, default=list(WINDOWS))
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--limit", type=float, default=600, help="seconds for a type and a window")
@@ -183,9 +199,10 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False  # the witness is of float32
     group, types = arguments.group, arguments.types or sorted(model_classes()[arguments.group])
     cases = [
-        Case(group, name, window)
+        Case(group, name, window, arguments.device)
         for window in arguments.windows
         for name in types
         if window == arguments.windows[0] or has_window(name, group)
@@ -206,7 +223,8 @@ def main() -> int:
     results = {name: merged(verdicts) for name, verdicts in found.items()}
     print(table(results))
     if arguments.write:
-        write(group, results, arguments.windows)
+        on = "" if arguments.device == "cpu" else ", captured"
+        write(f"{group}{on}", results, arguments.windows)
     return int(any(verdict.kind in (WRONG, CRASHED) for verdict in results.values()))
 
 

@@ -7,9 +7,19 @@ import time
 import pytest
 import torch
 import transformers
+from diagonal import PLACES
 
 from census import run as census
-from census.judge import CRASHED, EQUAL, HF_CANNOT, REFUSED, WRONG, judge
+from census.judge import (
+    CRASHED,
+    EQUAL,
+    HF_CANNOT,
+    NOT_CAPTURED,
+    REFUSED,
+    WRONG,
+    judge,
+    judge_captured,
+)
 from census.shapes import VOCAB, build, model_classes
 
 PROMPTS = [torch.arange(50) * 7 % 90 + 3, torch.arange(9) * 5 % 90 + 3]
@@ -61,6 +71,15 @@ def test_a_text_that_is_too_short_is_wrong():
         return next(iter(through(model)(None)))[1](ids, mask, count)[:, :-1]
 
     assert judged(model, lambda _: iter([("short", generate)])).kind == WRONG
+
+
+def test_steps_that_wait_for_the_device_are_not_captured_and_their_text_is_judged():
+    model = build("llama")
+    model.model.layers[0].register_forward_hook(lambda *args: args[2].sum().item() and None)
+    found = judge_captured(model, PROMPTS, new_tokens=12)
+    assert found.kind == NOT_CAPTURED
+    assert "Tensor.item()" in found.remark
+    assert judge_captured(build("llama"), PROMPTS, new_tokens=12).kind == EQUAL
 
 
 @pytest.mark.parametrize(("gap", "kind"), [(0.0, EQUAL), (1e-7, EQUAL), (1e-2, WRONG)])
@@ -157,8 +176,9 @@ def test_the_worst_window_counts():
         pytest.param("axk2", EQUAL, marks=pytest.mark.slow),
     ],
 )
-def test_some_types(model_type, kind):
-    assert census.verdict_on(census.Case("causal", model_type, "30")).kind == kind
+@pytest.mark.parametrize("device", PLACES)
+def test_some_types(model_type, kind, device):
+    assert census.verdict_on(census.Case("causal", model_type, "30", device)).kind == kind
 
 
 def test_a_type_that_cannot_be_built_is_said():

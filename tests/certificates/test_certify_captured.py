@@ -9,6 +9,7 @@ import dataclasses
 
 import pytest
 import torch
+from diagonal import PLACES
 from test_certify_noise import ReusedOnTheNextStep, with_noise
 from test_certify_runs import Stateless
 from text_laws import DRAFT, PROMPT, TARGET, tiny
@@ -29,7 +30,6 @@ from specdec.request import Sampling
 from specdec.samplers import BlockSampler
 
 QUICK = {"num_samples": 32, "max_new_tokens": 8, "audit_tokens": 12}
-PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 on_each = pytest.mark.parametrize("device", PLACES)
 
 

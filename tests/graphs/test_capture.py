@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from architectures import build
+from diagonal import PLACES
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -251,9 +252,6 @@ def test_a_check_names_what_differs(kind, named):
     captured = Captured(Counting(kind), (torch.ones(3, 2),), check=True)
     with pytest.raises(CaptureError, match=named):
         captured(torch.ones(3, 2))
-
-
-PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", PLACES)

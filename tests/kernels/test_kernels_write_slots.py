@@ -15,7 +15,8 @@ from specdec.targets.cache import KeyValueShape, SlotCache
 
 WAYS = {"definition": write_slots, "kernel": triton.write_slots}
 sizes = st.tuples(*(st.integers(1, most) for most in (3, 3, 4)))  # rows, heads, tokens
-widths = st.tuples(st.sampled_from([3, 8]), st.sampled_from([1, 8, 12]))
+widths = st.tuples(st.sampled_from([3, 8]), st.sampled_from([0, 1, 8, 12]))
+"""Of keys and of values, which layers without values have none of."""
 
 
 @interpreted

@@ -13,7 +13,7 @@ import text_laws
 import torch
 import transformers
 from agreement import check_captured
-from diagonal import case, diagonal
+from diagonal import PLACES, case, diagonal
 from drafting import WrongDrafter, perturbed, ragged_prompts
 from fingerprint import fingerprint
 from transformers import CONFIG_MAPPING, AttentionInterface, GenerationConfig
@@ -170,10 +170,12 @@ def test_rows_that_leave_take_their_entries_with_them(monkeypatch):
     assert left
 
 
+@pytest.mark.parametrize("device", PLACES)
 @pytest.mark.parametrize("kind", ["good", "lookup"])
-def test_captured_steps_are_the_eager_ones(kind):
-    model = copy.deepcopy(model_of())
-    model.set_experts_implementation("batched_mm")  # on a CPU the default waits
+def test_captured_steps_are_the_eager_ones(kind, device):
+    model = copy.deepcopy(model_of()).to(device)
+    if device == "cpu":
+        model.set_experts_implementation("batched_mm")  # the default waits there
     check_captured(model, DRAFTERS[kind](model), IDS, MASK, **OPTIONS)
 
 

@@ -13,9 +13,10 @@ import torch
 import transformers
 from agreement import check_captured
 from census.shapes import VOCAB, build
-from diagonal import diagonal
+from diagonal import PLACES, diagonal
 from drafting import WrongDrafter, perturbed, ragged_prompts
 from fingerprint import fingerprint
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec import ModelDrafter, SelfDrafter, SpeculativeGenerator, Target, Tree
 from specdec.loop import host
@@ -23,6 +24,8 @@ from specdec.targets import discovery
 from specdec.targets.attention import HFMask, sees, slot_attention
 from specdec.targets.cache import SlotCache
 from specdec.targets.edits import biases, own_attention
+from specdec.targets.edits.heads import edit_heads
+from specdec.targets.view import private_view
 
 WINDOW, NUM_NEW, LENGTHS = 8, 24, (1, 9, 17, 24)
 IDS, MASK = ragged_prompts(VOCAB - 1, *LENGTHS)
@@ -152,9 +155,10 @@ def test_rows_may_leave(name, monkeypatch):
     assert left
 
 
+@pytest.mark.parametrize("device", PLACES)
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in WAITING])
-def test_captured_steps_are_the_eager_ones(name):
-    model, kind = model_of(name), fitting(name, "tree")
+def test_captured_steps_are_the_eager_ones(name, device):
+    model, kind = copy.deepcopy(model_of(name)).to(device), fitting(name, "tree")
     check_captured(model, DRAFTERS[kind](model), IDS, MASK, **OPTIONS)
 
 
@@ -225,6 +229,42 @@ def test_the_self_test_finds_wrong_scores(name, monkeypatch):
     monkeypatch.setattr(own_attention, "FUNCTIONS", functions)
     with pytest.raises(ValueError, match="differs from its plain forward"):
         Target(random_model(FAMILIES[name]))
+
+
+FALCONS = {
+    "7B": {},
+    "RW": {"multi_query": False},
+    "40B": {"new_decoder_architecture": True, "num_kv_heads": 2},
+}
+
+
+@pytest.mark.parametrize("options", FALCONS.values(), ids=FALCONS)
+def test_falcons_heads_are_those_of_hf_and_nothing_is_copied_to_the_device(options):
+    config = transformers.FalconConfig(
+        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, **options
+    )
+    model = random_model(lambda: transformers.FalconForCausalLM(config))
+    attention = model.transformer.h[0].self_attention
+    product = attention.query_key_value(torch.randn(2, 5, 32))
+    view = private_view(model)
+    edit_heads(view)
+    with Operations() as operations:
+        found = view.transformer.h[0].self_attention._split_heads(product)
+    for ours, theirs in zip(found, attention._split_heads(product), strict=True):
+        assert ours.equal(theirs)
+    assert not operations.names & {"lift_fresh", "index", "_to_copy"}
+
+
+class Operations(TorchDispatchMode):
+    """The names of all that runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 def none(found):

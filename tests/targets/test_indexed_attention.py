@@ -13,7 +13,7 @@ import torch
 import transformers
 from agreement import check_captured
 from census.shapes import VOCAB, build
-from diagonal import case, diagonal, first
+from diagonal import PLACES, case, diagonal, first
 from drafting import WrongDrafter, perturbed, ragged_prompts
 from fingerprint import fingerprint
 from transformers import AttentionInterface
@@ -153,15 +153,17 @@ def test_rows_that_leave_take_their_index_keys_with_them(name, monkeypatch):
 QUICK = [("glm_moe_dsa", "tree"), ("mistral_large4", "good"), ("minimax_m3_vl_text", "good")]
 
 
+@pytest.mark.parametrize("device", PLACES)
 @pytest.mark.parametrize(
     ("name", "kind"),
     without_twins(
         case([n, k], (n, k) in QUICK) for n in GROUPS for k in ("good", "tree", "lookup")
     ),
 )
-def test_captured_steps_are_the_eager_ones(name, kind):
-    model, kind = copy.deepcopy(model_of(name)), fitting(name, kind)
-    model.set_experts_implementation("batched_mm")  # on a CPU the default waits
+def test_captured_steps_are_the_eager_ones(name, kind, device):
+    model, kind = copy.deepcopy(model_of(name)).to(device), fitting(name, kind)
+    if device == "cpu":
+        model.set_experts_implementation("batched_mm")  # the default waits there
     check_captured(model, DRAFTERS[kind](model), IDS, MASK, **OPTIONS)
 
 

@@ -44,9 +44,9 @@ def write_slots(
         _write_kernel[(rows * count * num_heads,)](
             arguments,
             width=width,
-            padded_width=triton.next_power_of_2(width),
+            padded_width=triton.next_power_of_2(max(width, 1)),
             value_width=value_states.shape[3],
-            padded_value_width=triton.next_power_of_2(value_states.shape[3]),
+            padded_value_width=triton.next_power_of_2(max(value_states.shape[3], 1)),
             num_warps=1,
         )
 
