@@ -142,6 +142,7 @@ def reason(verdict: Verdict) -> str:
     """A remark in short: without what differs from model to model, what was tried, and advice."""
     text = " ".join(verdict.remark.replace("|", "\\|").split())
     text = re.sub(r"; HF's forward of .*", "; HF differs from itself", text)
+    text = re.sub(r"the function cannot be captured: (.*); keep the decision .*", r"\1", text)
     text = re.sub(r"[.;,:]? [Uu]se HF generate.*?(?=; HF differs|$)", "", text)
     text = re.sub(r"\b\w+(ForCausalLM|Generation|LMHead\w*|Decoder)\b", "the model", text)
     text = re.sub(r"(?<!\w)\d+(\.\d+)?(e-?\d+)?\b", "N", text)
