@@ -35,6 +35,7 @@ from specdec.targets.edits.edit import Faster
 from specdec.targets.edits.experts import StepExperts
 from specdec.targets.edits.fusion import Fusion, note_on_weights
 from specdec.targets.edits.joint import JointProducts
+from specdec.targets.edits.latents import Latents
 from specdec.targets.mixers import stored_of, with_closing_gates
 from specdec.targets.route import Route
 from specdec.targets.self_test import compare
@@ -87,12 +88,12 @@ def find_route(model: PreTrainedModel, *, fuse: bool = False, num_tokens: int = 
 
 def _fastest(model: PreTrainedModel, fuse: bool) -> tuple[tuple[Faster, ...], dict[str, str]]:
     """Every edit for speed that there is, and a note on each kind; the last is given up first."""
-    kinds = (StepExperts, Fusion, JointProducts) if fuse else (StepExperts,)
+    kinds = (StepExperts, Latents, Fusion, JointProducts) if fuse else (StepExperts, Latents)
     found = {kind: kind.of(model) for kind in kinds}
     notes = {kind.__name__: note for kind, (_, note) in found.items() if note is not None}
     if not fuse:
         return tuple(e for e, _ in found.values() if e), notes | note_on_weights(model)
-    edits = (found[kind][0] for kind in (StepExperts, JointProducts, Fusion))
+    edits = (found[kind][0] for kind in (StepExperts, JointProducts, Fusion, Latents))
     return tuple(edit for edit in edits if edit is not None), notes
 
 

@@ -31,7 +31,7 @@ from specdec.kernels import AttentionOptions
 from specdec.targets.attention import (
     ATTENTION,
     HFMask,
-    attend,
+    attend_of,
     note_queries,
     seen_mask,
     slot_attention,
@@ -118,7 +118,7 @@ def indexed_attention(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **options: object,
+    **others: object,
 ) -> tuple[Tensor, None]:
     """Attention of a window of queries over the slots that were chosen for each of them, as HF
     modules call it; see `slot_attention`, which it is where all slots are chosen.
@@ -136,10 +136,10 @@ def indexed_attention(
         scaling: of the scores.
         softcap: of the scores.
         s_aux: sinks.
-        options: of the module, not used.
+        others: of the module, not used.
     """
     if indices is not None and indices.shape[-1] >= key.shape[2] and not slot_window.has_own_masks:
-        own = {"scaling": scaling, "softcap": softcap, "s_aux": s_aux, **options}
+        own = {"scaling": scaling, "softcap": softcap, "s_aux": s_aux, **others}
         return slot_attention(module, query, key, value, None, slot_window=slot_window, **own)
     if (name := Queries(module.layer_idx)) in slot_window.feature_layers:
         note_queries(slot_window, name, query, scaling)
@@ -149,9 +149,8 @@ def indexed_attention(
         sees = sees & sees.new_zeros(shape).scatter_(-1, indices[:, None].long(), True)
     mask = torch.zeros(shape, dtype=query.dtype, device=query.device)
     mask.masked_fill_(~sees, -torch.inf)
-    return attend(
-        slot_window, query, key, value, AttentionOptions(scaling, softcap, s_aux), mask
-    ), None
+    options = AttentionOptions(scaling, softcap, s_aux)
+    return attend_of(module)(slot_window, query, key, value, options, mask), None
 
 
 def index_shapes(layers: Sequence[object]) -> dict[Indexer, KeyValueShape]:
