@@ -28,7 +28,7 @@ from specdec.arguments import check_choice, check_integer, shown
 from specdec.drafters import Drafter, NoDrafter
 from specdec.drafters.base import check_drafter
 from specdec.graphs.tree import modules_of
-from specdec.hf import call_of_generate
+from specdec.hf.generation import call_of_generate
 from specdec.loading import load_drafter, load_sampler
 from specdec.loop.check import EagerTwin
 from specdec.loop.host import Generation, OutputCollector, Scores, StepRecord

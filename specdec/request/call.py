@@ -23,15 +23,10 @@ from transformers import (
 )
 
 from specdec.arguments import check_choice, check_integer, name_of, plain_numbers, shown
-from specdec.hf import (
-    FILTERS,
-    HEALING,
-    PROMPT_INPUTS,
-    UNSUPPORTED,
-    cause_of_limit,
-    is_prefix_lm,
-    prompt_inputs,
-)
+from specdec.hf.forward import is_prefix_lm
+from specdec.hf.generation import FILTERS, HEALING, UNSUPPORTED
+from specdec.hf.positions import cause_of_limit
+from specdec.hf.prompts import PROMPT_INPUTS, prompt_inputs
 from specdec.processes import agreed
 from specdec.request.given import Given, GivenRows, by_rows, native
 from specdec.request.grammar import GrammarProcessor

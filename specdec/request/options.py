@@ -30,14 +30,8 @@ from transformers import (
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from specdec.arguments import name_of, plain_numbers, shown
-from specdec.hf import (
-    BEFORE_FILTERS,
-    BESIDE_FILTERS,
-    FILTERS,
-    HEALING,
-    UNSUPPORTED,
-    takes_positions,
-)
+from specdec.hf.forward import takes_positions
+from specdec.hf.generation import BEFORE_FILTERS, BESIDE_FILTERS, FILTERS, HEALING, UNSUPPORTED
 from specdec.request.sampling import Sampling
 from specdec.samplers.logits_filter import LogitsFilter
 from specdec.targets import Target

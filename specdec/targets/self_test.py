@@ -27,7 +27,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.graphs.tree import fill
-from specdec.hf import foreign_attention, position_limit
+from specdec.hf.foreign import foreign_attention
+from specdec.hf.positions import position_limit
 from specdec.targets.cache import Chunk, KeyValueShape, SlotCache, memory_bytes, narrowed
 from specdec.targets.edits.blocks import BLOCK
 from specdec.targets.edits.edit import Edit, name_of
