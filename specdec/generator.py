@@ -44,9 +44,10 @@ from specdec.loop.state import Parts
 from specdec.loop.storage import StoragePool, signature_of
 from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions
-from specdec.request.call import Request, read_request, request_of, with_options
+from specdec.request.call import Request, read_request, request_of
 from specdec.request.given import through_hook
 from specdec.request.hook import HookOutput, check_hook
+from specdec.request.keywords import with_options
 from specdec.request.options import check_config, with_stop_strings
 from specdec.request.prompts import refuse_unknown
 from specdec.results import GenerationResult
