@@ -26,9 +26,10 @@ from specdec.hf.prompts import prompt_inputs
 from specdec.processes import agreed
 from specdec.request.given import Given, GivenRows, by_rows, native
 from specdec.request.grammar import GrammarProcessor
-from specdec.request.keywords import OURS, GenerateOptions, checked_options
+from specdec.request.keywords import OURS, GenerateOptions
 from specdec.request.options import (
     check_config,
+    checked_options,
     ends_among,
     resolve,
     sampling_of,

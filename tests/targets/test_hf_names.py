@@ -5,7 +5,6 @@ is named, so that somebody decides what it means before users meet it.
 import inspect
 
 import pytest
-import transformers
 from architectures import build
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, PreTrainedModel
 from transformers.configuration_utils import ALLOWED_LAYER_TYPES
@@ -103,10 +102,10 @@ def test_a_version_that_is_newer_than_those_that_were_tried_is_named_in_refusals
     model.__class__ = Odd
     with pytest.raises(ValueError, match=r"Odd .*no argument for HF's cache \(cache, past_key_val"):
         Target(model)
-    monkeypatch.setattr(transformers, "__version__", "5.999.0")
+    monkeypatch.setattr(versions.transformers, "__version__", "5.999.0")
     newest = versions.TRIED[1]
     words = rf"5.999.0 is newer than {newest}, the newest tried with this version of specdec"
     with pytest.raises(ValueError, match=words):
         Target(model)
-    monkeypatch.setattr(transformers, "__version__", "5.17.0")
+    monkeypatch.setattr(versions.transformers, "__version__", "5.17.0")
     assert versions.newer_than_tried() == ""
