@@ -49,7 +49,7 @@ from specdec.drafters.mask_token.correction import (
     SelectorConfig,
     XPressConfig,
 )
-from specdec.hf import cache_argument
+from specdec.hf.forward import cache_argument
 from specdec.loop import replay as loop_replay
 from specdec.loop.replay import NUM_EAGER
 from specdec.targets.edits.memory import _Mixer

@@ -28,7 +28,7 @@ from transformers.distributed import DistributedConfig
 
 from specdec.cli.training_memory import process_memory
 from specdec.drafters import EagleDrafter
-from specdec.hf import auto_class
+from specdec.hf.prompts import auto_class
 from specdec.show.table import Table
 from specdec.training import (
     ObjectiveArguments,

@@ -28,7 +28,7 @@ from specdec.arguments import check_choice, check_integer, shown
 from specdec.drafters import Drafter, NoDrafter
 from specdec.drafters.base import check_drafter
 from specdec.graphs.tree import modules_of
-from specdec.hf import call_of_generate
+from specdec.hf.generation import call_of_generate
 from specdec.loading import load_drafter, load_sampler
 from specdec.loop.check import EagerTwin
 from specdec.loop.host import Generation, OutputCollector, Scores, StepRecord
@@ -44,9 +44,10 @@ from specdec.loop.state import Parts
 from specdec.loop.storage import StoragePool, signature_of
 from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions
-from specdec.request.call import Request, read_request, request_of, with_options
+from specdec.request.call import Request, read_request, request_of
 from specdec.request.given import through_hook
 from specdec.request.hook import HookOutput, check_hook
+from specdec.request.keywords import with_options
 from specdec.request.options import check_config, with_stop_strings
 from specdec.request.prompts import refuse_unknown
 from specdec.results import GenerationResult

@@ -39,7 +39,8 @@ from specdec.drafters import (
 from specdec.drafters.base import shape_of
 from specdec.drafters.model import check_same_tokenizer
 from specdec.drafters.visible import draft_cache
-from specdec.hf import auto_class, device_of
+from specdec.hf.forward import device_of
+from specdec.hf.prompts import auto_class
 from specdec.samplers import (
     BlockSampler,
     CouplingSampler,

@@ -20,7 +20,7 @@ from pages import PAGES, ROOT, blocks, languages
 
 import specdec
 from specdec import zoo
-from specdec.hf import CACHES
+from specdec.hf.forward import CACHES
 from specdec.request import GenerateOptions
 
 PATHS = {

@@ -14,7 +14,7 @@ from specdec.drafters.head.drafter import HeadDrafter
 from specdec.drafters.head.sharing import model_of
 from specdec.drafters.proposal import Kind
 from specdec.drafters.tree import Tree
-from specdec.hf import device_of
+from specdec.hf.forward import device_of
 from specdec.targets import Target
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specdec.arguments import check_integer
 from specdec.drafters.base import Drafter, check_num_draft_tokens
-from specdec.hf import placeholders
+from specdec.hf.prompts import placeholders
 from specdec.samplers.noise import Drawing
 from specdec.targets import Target
 from specdec.targets.cache import SlotCache

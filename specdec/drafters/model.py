@@ -17,7 +17,7 @@ from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.tree import Tree, TreePass, TreePlan
 from specdec.drafters.vocabulary import CommonVocabulary
 from specdec.graphs.tree import shared
-from specdec.hf import prompt_inputs, why_not_read
+from specdec.hf.prompts import prompt_inputs, why_not_read
 from specdec.samplers.noise import Drawing
 from specdec.targets.cache import SlotCache
 from specdec.targets.prompt_inputs import PromptInputs

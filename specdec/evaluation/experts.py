@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer
-from specdec.hf import EXPERTS
+from specdec.hf.layers import EXPERTS
 from specdec.show.table import Table, Tabular
 
 

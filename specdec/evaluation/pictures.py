@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from transformers.image_utils import load_image
 
-from specdec.hf import TEXT_ONLY, auto_class
+from specdec.hf.prompts import TEXT_ONLY, auto_class
 from specdec.loading import find_pretrained, load_pretrained
 from specdec.show.text import one_line
 

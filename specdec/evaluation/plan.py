@@ -21,7 +21,8 @@ from specdec.arguments import check_integer, check_number
 from specdec.evaluation.pictures import is_processor, tokenizer_of
 from specdec.evaluation.prompts import Prompt, as_prompts, template_reads
 from specdec.generator import SpeculativeGenerator
-from specdec.request.call import OUTPUTS, read_request
+from specdec.request.call import read_request
+from specdec.request.keywords import OUTPUTS
 from specdec.settings import fingerprint, plain, settings_of_function
 
 _OWN = {

@@ -30,7 +30,7 @@ from specdec.evaluation.positions import with_draft_length
 from specdec.evaluation.prompts import Prompt, as_prompts, own_prompts, processor_for, read_prompts
 from specdec.evaluation.study import Study
 from specdec.generator import SpeculativeGenerator
-from specdec.hf import FILTERS
+from specdec.hf.generation import FILTERS
 from specdec.loading import find_drafter, load_drafter, load_sampler, load_target
 from specdec.request import GenerateOptions
 from specdec.samplers import BlockSampler, RejectionSampler, Sampler

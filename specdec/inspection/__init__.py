@@ -25,7 +25,7 @@ from specdec.checkpoints.vocab_map import other_maps
 from specdec.drafters.base import Drafter
 from specdec.evaluation.evaluate import evaluate
 from specdec.generator import SpeculativeGenerator
-from specdec.hf import device_of
+from specdec.hf.forward import device_of
 from specdec.show.table import Table
 from specdec.show.text import draft_size, printable
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, TypedDict, TypeVar
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,25 +16,20 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedTokenizerBase,
-    StoppingCriteria,
     StoppingCriteriaList,
 )
 
-from specdec.arguments import check_choice, check_integer, name_of, plain_numbers, shown
-from specdec.hf import (
-    FILTERS,
-    HEALING,
-    PROMPT_INPUTS,
-    UNSUPPORTED,
-    cause_of_limit,
-    is_prefix_lm,
-    prompt_inputs,
-)
+from specdec.arguments import check_integer, name_of, plain_numbers
+from specdec.hf.forward import is_prefix_lm
+from specdec.hf.positions import cause_of_limit
+from specdec.hf.prompts import prompt_inputs
 from specdec.processes import agreed
 from specdec.request.given import Given, GivenRows, by_rows, native
 from specdec.request.grammar import GrammarProcessor
+from specdec.request.keywords import OURS, GenerateOptions
 from specdec.request.options import (
     check_config,
+    checked_options,
     ends_among,
     resolve,
     sampling_of,
@@ -49,121 +42,6 @@ from specdec.samplers.logits_filter import LogitsFilter
 from specdec.targets import Target
 from specdec.targets.prompt_inputs import PromptInputs
 from specdec.targets.reading import refuse_text
-
-Method = TypeVar("Method", bound=Callable)
-
-
-class GenerateOptions(TypedDict, total=False):
-    """Keyword arguments of `generate`, `stream` and `start`, with HF's names and meanings.
-
-    Sampling values and the seed may be a scalar or a sequence of one value per row. What is left
-    out comes from `generation_config`, and then from the model's own, as in HF. A temperature above
-    0 samples and 0 is greedy, with `do_sample` or without it (HF ignores a temperature that is
-    passed alone). Without a seed, a sampled row draws one at random and reports it in the result.
-    One seed for all rows gives equal prompts equal samples: pass `seed=list(range(B))` for B
-    samples of one prompt.
-
-    `num_return_sequences=n` makes n rows of each prompt. A prompt's seed s stands for s, s + 1, ...
-    s + n - 1, and every other value of a prompt for all of its rows; a sequence of B n values sets
-    them one by one. `stop_strings` need the `tokenizer`, which the result shows its text with.
-    Processors and criteria see each row as it would stand alone: its prompt without padding, then
-    its new tokens. (Through HF's hook they see the padded batch, as HF shows it.) As in HF, a stop
-    string may begin in the prompt.
-    `output_logits` and `output_scores` keep the target's logits of every emitted token, as the
-    model returns them and as they were sampled from; `output_logprobs` keeps two numbers of each
-    instead, its log-probability in both.
-
-    `draft_probs=False` keeps the probabilities of draft tokens from the sampler: they become point
-    masses, which is lossless too and accepts less. It is there to measure the difference.
-
-    Args:
-        max_new_tokens: the most that each row may get, >= 1. As in HF, 20 where neither call nor
-            configuration sets a length.
-        min_new_tokens: no end-of-sequence token is sampled before so many.
-        do_sample: whether to sample, where no temperature says so; `False` is greedy, and refused
-            beside a temperature above 0.
-        temperature: logits are divided by it; above 0 it samples, 0 is greedy.
-        top_k: only so many of the most likely tokens are sampled from; 0 for all.
-        top_p: only the most likely tokens whose probabilities sum to this; 1 for all.
-        min_p: only tokens at least this times as likely as the most likely one; 0 for all.
-        seed: of each row, in 0..2**64 - 1. `torch.manual_seed` has no effect on samples.
-        eos_token_id: ids that end a row; `[]` for none.
-        pad_token_id: fills rows that have ended; without a mask it also marks padding, in front of
-            a row's first other token.
-        logits_processor: functions of `(ids [1, t], scores [1, V])`, called at every position of a
-            draft: HF's own, plain functions, `GrammarProcessor`, and those whose author vouches by
-            an attribute `is_stateless = True` that the result depends on the arguments alone.
-        stopping_criteria: functions of `(ids [1, t], None)`, called after every token of every row.
-        stop_strings: texts that end a row.
-        tokenizer: of the target.
-        num_return_sequences: n rows for each prompt.
-        output_scores: keep the logits that were sampled from.
-        output_logits: keep the logits as the model returns them.
-        output_logprobs: keep the log-probabilities of the new tokens.
-        generation_config: HF's, for everything that is left out.
-        neutral: what is left out is at its neutral value (temperature 1, nothing truncated, no
-            penalties), not the target's own or HF's (which is 50 for `top_k`); of the target's
-            configuration only the ids that end and pad a text are used. `evaluate`, `compare` and
-            `certify` generate like this.
-        draft_probs: whether the sampler gets the probabilities of draft tokens.
-        num_draft_tokens: of each step, at most the drafter's own, which is the default.
-        row_inputs: what target and drafter read of each row, by name: tensors or sequences with a
-            value for each prompt or row. Every target knows `"position_offset"`, an integer >= 0:
-            the row's first token stands at this position. A target with LoRA layers of PEFT's knows
-            `"adapter"`: the name of the row's, `"__base__"` for none. A target that reads pictures
-            or sound knows `"prompt"`: what its processor returns for each prompt alone, `None` for
-            text. A drafter names its own (`Drafter.row_inputs`), an edit of the target likewise.
-    """
-
-    max_new_tokens: int
-    min_new_tokens: int
-    do_sample: bool
-    temperature: float | list[float]
-    top_k: int | list[int]
-    top_p: float | list[float]
-    min_p: float | list[float]
-    seed: int | list[int]
-    eos_token_id: int | list[int]
-    pad_token_id: int
-    logits_processor: LogitsProcessorList | Sequence[LogitsProcessor]
-    stopping_criteria: StoppingCriteriaList | Sequence[StoppingCriteria]
-    stop_strings: str | list[str]
-    tokenizer: PreTrainedTokenizerBase
-    num_return_sequences: int
-    output_scores: bool
-    output_logits: bool
-    output_logprobs: bool
-    generation_config: GenerationConfig
-    neutral: bool
-    draft_probs: bool
-    num_draft_tokens: int
-    row_inputs: Mapping[str, Tensor | Sequence]
-
-
-def with_options(method: Method) -> Method:
-    """Lists the options one by one in a method's signature, in place of `**options`, so that help
-    and completion show them; `None` is the same as left out.
-    """
-    signature, kind = inspect.signature(method), inspect.Parameter.KEYWORD_ONLY
-    *own, _ = signature.parameters.values()
-    own += [
-        inspect.Parameter(name, kind, default=None, annotation=f"{one.__forward_arg__} | None")
-        for name, one in GenerateOptions.__annotations__.items()
-    ]
-    method.__signature__ = signature.replace(parameters=own)
-    return method
-
-
-_LEAST = {
-    "max_new_tokens": 1,
-    "num_return_sequences": 1,
-    "min_new_tokens": 0,
-    "num_draft_tokens": 0,
-}
-OUTPUTS = {"output_scores", "output_logits", "output_logprobs"}
-_FLAGS = {"do_sample", "neutral", "draft_probs"} | OUTPUTS
-_OURS = {"seed", "row_inputs", "draft_probs", "num_draft_tokens", "output_logprobs"}
-_NUMBERS = {*_LEAST, *_FLAGS, *FILTERS, "eos_token_id", "pad_token_id"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,8 +156,8 @@ def read_request(
     beside = native(target, options) if has_more else None
     if beside is None or not beside.is_embedded(input_ids):
         check_ids(input_ids)
-    given = _checked(target, options)
-    own = {name: given.pop(name) for name in _OURS & given.keys()}
+    given = checked_options(target, options)
+    own = {name: given.pop(name) for name in OURS & given.keys()}
     rows = None
     if isinstance(own.get("row_inputs"), Mapping) and "prompt" in own["row_inputs"]:
         own["row_inputs"], rows = by_rows(own["row_inputs"])
@@ -342,24 +220,18 @@ def request_of(
     check_config(config)
     eos, max_length, others = ends_among(criteria)
     padding_id, copies = config.pad_token_id, config.num_return_sequences or 1
-    ids = input_ids if beside is None else beside.ids(target, input_ids)
-    if attention_mask is None and beside is not None and beside.is_embedded(input_ids):
-        attention_mask = torch.ones_like(ids)
-    padded, tokens, lengths = read_batch(
-        *(ids, attention_mask),
-        **{"vocab_size": target.vocab_size, "device": target.device},
+    padded, tokens, lengths = _read_ids(
+        *(target, input_ids, attention_mask, beside),
         padding_id=None if alone is None or padding_id in eos else padding_id,
     )
-    # One token sees itself only.
-    if beside is None and max(lengths) > 1 and is_prefix_lm(target.model):
-        refuse_text(target.model)
-    if alone is not None and copies > 1:  # through the hook HF has done so
-        padded, tokens = (x.repeat_interleave(copies, dim=0) for x in (padded, tokens))
-        lengths = [length for length in lengths for _ in range(copies)]
+    added = 1 if alone is None else copies  # through the hook HF has added rows
+    if added > 1:
+        padded, tokens = (x.repeat_interleave(added, dim=0) for x in (padded, tokens))
+        lengths = [length for length in lengths for _ in range(added)]
     if beside is not None and alone is None and beside.is_embedded(input_ids):
         max_length += padded.shape[1]  # through the hook HF counts ids
     rows, room = len(lengths), max_length - padded.shape[1]
-    inputs = _row_inputs(target, row_inputs, rows, copies if alone is not None else 1)
+    inputs = _row_inputs(target, row_inputs, rows, added)
     _check_room(target, lengths, room, inputs)
     history, logits_filter = split_warpers(processors, config)
     logits_filter = {
@@ -388,17 +260,43 @@ def request_of(
     request = replace(request, processors=_start_processors(request, history, alone))
     if beside is None:
         return request
-    own = copies if alone is not None else 1
-    parts = input_ids, attention_mask, lengths[::own], padded.shape[1]
-
-    def read(by: Target) -> PromptInputs:
-        prompts = beside.read(by, *parts)
-        return prompts.repeated(own) if own > 1 else prompts
-
+    parts = input_ids, attention_mask, lengths[::added], padded.shape[1]
+    read = partial(_read_beside, beside=beside, parts=parts, copies=added)
     prompts = read(target)
     _check_room(target, lengths, room, prompts.row_inputs)
     is_open = alone is not None and not request.is_embedded
     return replace(request, prompt_inputs=prompts, read_prompts=read if is_open else None)
+
+
+def _read_ids(
+    target: Target,
+    input_ids: Tensor | None,
+    attention_mask: Tensor | None,
+    beside: Given | GivenRows | None,
+    *,
+    padding_id: int | None,
+) -> tuple[Tensor, Tensor, list[int]]:
+    """`read_batch` of ids of the target's vocabulary."""
+    ids = input_ids if beside is None else beside.ids(target, input_ids)
+    if attention_mask is None and beside is not None and beside.is_embedded(input_ids):
+        attention_mask = torch.ones_like(ids)
+    padded, tokens, lengths = read_batch(
+        *(ids, attention_mask),
+        **{"vocab_size": target.vocab_size, "device": target.device},
+        padding_id=padding_id,
+    )
+    # One token sees itself only.
+    if beside is None and max(lengths) > 1 and is_prefix_lm(target.model):
+        refuse_text(target.model)
+    return padded, tokens, lengths
+
+
+def _read_beside(
+    target: Target, *, beside: Given | GivenRows, parts: tuple, copies: int
+) -> PromptInputs:
+    """What the prompts are beside ids, read by a target, so many rows of each."""
+    prompts = beside.read(target, *parts)
+    return prompts.repeated(copies) if copies > 1 else prompts
 
 
 def _as_passed(request: Request, beside: Given | GivenRows, input_ids: Tensor | None) -> Request:
@@ -443,61 +341,6 @@ def _check_room(
             f"prompt{shorter}"
         )
     target.check_unchanged(num_tokens=total)
-
-
-def _checked(target: Target, options: dict[str, Any]) -> dict[str, Any]:
-    """`GenerateOptions` but for those that are `None`, with numbers of Python's."""
-    for name in options.keys() - GenerateOptions.__annotations__.keys():
-        near = difflib.get_close_matches(name, GenerateOptions.__annotations__, n=1)
-        hint = f"known are {', '.join(GenerateOptions.__annotations__)}; other options of HF "
-        hint += "generate work through model.generate(..., custom_generate=generator)"
-        if name in PROMPT_INPUTS:
-            hint = f"{type(target.model).__name__} has no such input; leave it out"
-        elif name == "token_type_ids":
-            hint = "decoder-only models have no such input; leave it out"
-        elif name == "token_healing":
-            hint = HEALING
-        elif name in UNSUPPORTED:
-            hint = UNSUPPORTED[name][1]
-        elif near:
-            hint = f"did you mean {near[0]!r}?"
-        raise TypeError(f"unknown option {name!r}: {hint}")
-    options = {name: value for name, value in options.items() if value is not None}
-    options |= {name: plain_numbers(options[name]) for name in _NUMBERS & options.keys()}
-    for name in _LEAST.keys() & options.keys():
-        check_integer(name, options[name], _LEAST[name])
-    for name in _FLAGS & options.keys():
-        check_choice(name, options[name], (True, False))
-    for name in ("logits_processor", "stopping_criteria"):
-        _check_functions(name, options.get(name, []))
-    config = options.get("generation_config")
-    if not isinstance(config, GenerationConfig | None):
-        raise TypeError(
-            f"generation_config must be a GenerationConfig, got {shown(config)}; "
-            "GenerationConfig(**options) makes one"
-        )
-    tokenizer = options.get("tokenizer")
-    if tokenizer is not None and not hasattr(tokenizer, "decode"):
-        raise TypeError(f"tokenizer must be the target's, got {shown(tokenizer)}")
-    least, most = options.get("min_new_tokens", 0), options.get("max_new_tokens")
-    if most is not None and least > most:
-        raise ValueError(f"min_new_tokens={least} is more than max_new_tokens={most}")
-    # Ids of a model's own configuration are left as they are: some name -1 for none.
-    ends = options.get("eos_token_id", [])
-    for value in ends if isinstance(ends, list | tuple) else [ends]:
-        advice = "[] lets no token end a text"
-        check_integer("eos_token_id", value, 0, target.vocab_size - 1, advice=advice)
-    check_integer("pad_token_id", options.get("pad_token_id", 0), 0, target.vocab_size - 1)
-    return options
-
-
-def _check_functions(name: str, given: Any) -> None:
-    """Refuses what is no list of functions."""
-    if not isinstance(given, list | tuple):
-        raise TypeError(f"{name} must be a list of functions, got {shown(given)}")
-    for one in given:
-        if isinstance(one, type) or not callable(one):
-            raise TypeError(f"{name} must hold functions of (ids, scores), got {shown(one)}")
 
 
 def _are_names(given: Any) -> bool:

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from specdec.arguments import check_tensor, shown
-from specdec.hf import CACHES, prompt_inputs, special_tokens
+from specdec.hf.forward import CACHES
+from specdec.hf.prompts import prompt_inputs, special_tokens
 from specdec.targets import Target
 from specdec.targets.prompt_inputs import PromptInputs
 

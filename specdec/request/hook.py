@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from specdec.hf import CACHES
+from specdec.hf.forward import CACHES
 from specdec.targets import Target
 
 
@@ -34,7 +34,7 @@ def check_hook(
 ) -> None:
     """Raises `ValueError` for what HF may hand to a decoding method and specdec would silently
     ignore: the model that `generate` was called on, its inputs, and what HF withheld, which is in
-    `hf.call_of_generate()`.
+    `hf.generation.call_of_generate()`.
     """
     if model is not target.model:
         raise ValueError(

@@ -1,4 +1,5 @@
-"""Reads Hugging Face generation options the way HF reads them: HF itself resolves them.
+"""Options of a call, checked for what HF would ignore or take for something else, and read the way
+HF reads them: HF itself resolves them.
 
 `model.generate` accepts a decoding function (`custom_generate`) and hands it everything that it has
 resolved from arguments, `generation_config` and the model's defaults. A function that only
@@ -9,6 +10,7 @@ processor and stopping criterion of a configuration.
 from __future__ import annotations
 
 import copy
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -29,15 +31,11 @@ from transformers import (
 )
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from specdec.arguments import name_of, plain_numbers, shown
-from specdec.hf import (
-    BEFORE_FILTERS,
-    BESIDE_FILTERS,
-    FILTERS,
-    HEALING,
-    UNSUPPORTED,
-    takes_positions,
-)
+from specdec.arguments import check_choice, check_integer, name_of, plain_numbers, shown
+from specdec.hf.forward import takes_positions
+from specdec.hf.generation import BEFORE_FILTERS, BESIDE_FILTERS, FILTERS, HEALING, UNSUPPORTED
+from specdec.hf.prompts import PROMPT_INPUTS
+from specdec.request.keywords import OUTPUTS, GenerateOptions
 from specdec.request.sampling import Sampling
 from specdec.samplers.logits_filter import LogitsFilter
 from specdec.targets import Target
@@ -48,6 +46,80 @@ WARPERS = {  # in HF's order, with the attribute that holds the value
     TopPLogitsWarper: "top_p",
     MinPLogitsWarper: "min_p",
 }
+
+_LEAST = {
+    "max_new_tokens": 1,
+    "num_return_sequences": 1,
+    "min_new_tokens": 0,
+    "num_draft_tokens": 0,
+}
+"""The least that each of these may be."""
+_FLAGS = {"do_sample", "neutral", "draft_probs"} | OUTPUTS
+_NUMBERS = {*_LEAST, *_FLAGS, *FILTERS, "eos_token_id", "pad_token_id"}
+
+
+def checked_options(target: Target, options: dict[str, Any]) -> dict[str, Any]:
+    """`GenerateOptions` but for those that are `None`, with numbers of Python's.
+
+    Raises:
+        TypeError, ValueError: a name that is no option, or a value that cannot be right.
+    """
+    for name in options.keys() - GenerateOptions.__annotations__.keys():
+        raise TypeError(f"unknown option {name!r}: {_hint(target, name)}")
+    options = {name: value for name, value in options.items() if value is not None}
+    options |= {name: plain_numbers(options[name]) for name in _NUMBERS & options.keys()}
+    for name in _LEAST.keys() & options.keys():
+        check_integer(name, options[name], _LEAST[name])
+    for name in _FLAGS & options.keys():
+        check_choice(name, options[name], (True, False))
+    for name in ("logits_processor", "stopping_criteria"):
+        _check_functions(name, options.get(name, []))
+    config = options.get("generation_config")
+    if not isinstance(config, GenerationConfig | None):
+        raise TypeError(
+            f"generation_config must be a GenerationConfig, got {shown(config)}; "
+            "GenerationConfig(**options) makes one"
+        )
+    tokenizer = options.get("tokenizer")
+    if tokenizer is not None and not hasattr(tokenizer, "decode"):
+        raise TypeError(f"tokenizer must be the target's, got {shown(tokenizer)}")
+    least, most = options.get("min_new_tokens", 0), options.get("max_new_tokens")
+    if most is not None and least > most:
+        raise ValueError(f"min_new_tokens={least} is more than max_new_tokens={most}")
+    # Ids of a model's own configuration are left as they are: some name -1 for none.
+    ends = options.get("eos_token_id", [])
+    for value in ends if isinstance(ends, list | tuple) else [ends]:
+        advice = "[] lets no token end a text"
+        check_integer("eos_token_id", value, 0, target.vocab_size - 1, advice=advice)
+    check_integer("pad_token_id", options.get("pad_token_id", 0), 0, target.vocab_size - 1)
+    return options
+
+
+def _hint(target: Target, name: str) -> str:
+    """What to do about a name that is no option."""
+    if name in PROMPT_INPUTS:
+        return f"{type(target.model).__name__} has no such input; leave it out"
+    if name == "token_type_ids":
+        return "decoder-only models have no such input; leave it out"
+    if name == "token_healing":
+        return HEALING
+    if name in UNSUPPORTED:
+        return UNSUPPORTED[name][1]
+    if near := difflib.get_close_matches(name, GenerateOptions.__annotations__, n=1):
+        return f"did you mean {near[0]!r}?"
+    return (
+        f"known are {', '.join(GenerateOptions.__annotations__)}; other options of HF generate "
+        "work through model.generate(..., custom_generate=generator)"
+    )
+
+
+def _check_functions(name: str, given: Any) -> None:
+    """Refuses what is no list of functions."""
+    if not isinstance(given, list | tuple):
+        raise TypeError(f"{name} must be a list of functions, got {shown(given)}")
+    for one in given:
+        if isinstance(one, type) or not callable(one):
+            raise TypeError(f"{name} must hold functions of (ids, scores), got {shown(one)}")
 
 
 def ends_among(

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PrefixConstrainedLogitsProcessor
 
 from specdec.arguments import name_of, shown
-from specdec.hf import STATELESS
+from specdec.hf.generation import STATELESS
 
 
 def refuse_stateful(processors: LogitsProcessorList) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from specdec.hf import FILTERS
+from specdec.hf.generation import FILTERS
 
 
 @dataclass(frozen=True)

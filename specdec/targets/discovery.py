@@ -17,18 +17,12 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 
 from specdec.graphs.tree import modules_of
-from specdec.hf import (
-    IGNORED_ATTRIBUTES,
-    WINDOWED_LAYERS,
-    cause_of_refusal,
-    code_of,
-    device_of,
-    foreign_attention,
-    foreign_masks,
-    has_own_code,
-    newer_than_tried,
-    position_limit,
-)
+from specdec.hf.foreign import foreign_attention, foreign_masks, has_own_code
+from specdec.hf.forward import code_of, device_of
+from specdec.hf.layers import IGNORED_ATTRIBUTES, WINDOWED_LAYERS
+from specdec.hf.positions import position_limit
+from specdec.hf.refusals import cause_of_refusal
+from specdec.hf.versions import newer_than_tried
 from specdec.targets.attention import ATTENTION, PROBE, LearnedLayer
 from specdec.targets.cache import Chunk
 from specdec.targets.edits.edit import Faster

@@ -1,7 +1,7 @@
 """The self-test of prompts that are more than token ids: HF's own `generate` goes on with the first
 prompts of a kind, and windows over slots must have the logits of its every step.
 
-The yardstick is rounding, as in `self_test.py`: how far the logits of the windows move when the
+The yardstick is rounding, as in `rounding.py`: how far the logits of the windows move when the
 prompt's embeddings are rounded once more.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec.graphs.tree import fill
 from specdec.targets.prompt_inputs import PromptInputs
 from specdec.targets.reading import Recording
-from specdec.targets.self_test import (
+from specdec.targets.rounding import (
     FINE_NOISE_FACTOR,
     MOST_ROUNDING,
     NOISE_FACTOR,

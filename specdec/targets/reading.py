@@ -21,7 +21,8 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation import GenerationMixin, MaxLengthCriteria, StoppingCriteriaList
 
 from specdec.arguments import shown
-from specdec.hf import CACHES, NOT_READ, is_prefix_lm, why_not_read
+from specdec.hf.forward import CACHES, is_prefix_lm
+from specdec.hf.prompts import NOT_READ, why_not_read
 from specdec.targets.attention import sees
 from specdec.targets.cache import Chunk
 from specdec.targets.features import decoder_layers

@@ -16,7 +16,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from specdec.arguments import check_choice, check_integer
 from specdec.graphs.tree import modules_of, weight_addresses
-from specdec.hf import device_of, is_prefix_lm, position_limit
+from specdec.hf.forward import device_of, is_prefix_lm
+from specdec.hf.positions import position_limit
 from specdec.targets.cache import Chunk, SlotCache, check_room
 from specdec.targets.discovery import find_route, length_to_try
 from specdec.targets.edits.adapters import adapter_indices

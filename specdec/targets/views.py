@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.graphs.tree import weight_addresses
-from specdec.hf import ATTENTION_FIELD, cache_argument, position_limit, set_implementation
+from specdec.hf.forward import cache_argument
+from specdec.hf.layers import ATTENTION_FIELD, set_implementation
+from specdec.hf.positions import position_limit
 from specdec.targets.attention import ATTENTION, window_mask
 from specdec.targets.cache import SlotCache, Window
 from specdec.targets.edits.adapters import edit_adapters

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.hf import CACHES, cache_argument, device_of, special_tokens, takes_positions
+from specdec.hf.forward import CACHES, cache_argument, device_of, takes_positions
+from specdec.hf.prompts import special_tokens
 
 NUM_STEPS = 3
 """So many last tokens of a text are read one by one, after pieces of 1, 2, 4, ... tokens."""

@@ -16,14 +16,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.arguments import shown
 from specdec.graphs.tree import modules_of
-from specdec.hf import (
-    UNDERSTOOD_LAYERS,
-    cache_argument,
-    cause_of_refusal,
-    code_of,
-    foreign_method,
-    has_own_code,
-)
+from specdec.hf.foreign import foreign_method, has_own_code
+from specdec.hf.forward import cache_argument, code_of
+from specdec.hf.layers import UNDERSTOOD_LAYERS
+from specdec.hf.refusals import cause_of_refusal
 from specdec.targets.witness import is_same_reading, read_little
 
 

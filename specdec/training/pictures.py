@@ -20,7 +20,7 @@ from specdec.arguments import check_integer, shown
 from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.head.pictures import of_three_axes
 from specdec.drafters.head.rotary import angles_at
-from specdec.hf import is_prefix_lm
+from specdec.hf.forward import is_prefix_lm
 from specdec.targets.features import FeatureLayer, decoder_layers
 from specdec.targets.reading import is_not_of_id, reading_view, refuse_prompts
 from specdec.targets.view import wrap_forward

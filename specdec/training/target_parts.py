@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
-from specdec.hf import auto_class
+from specdec.hf.prompts import auto_class
 from specdec.loading import find_pretrained, load_causal_lm, load_pretrained, place_of
 from specdec.targets.features import decoder_layers
 

@@ -157,7 +157,7 @@ def load_drafter(
     from specdec.checkpoints.drafter import load
     from specdec.checkpoints.families import FAMILIES
     from specdec.drafters import ModelDrafter
-    from specdec.hf import device_of
+    from specdec.hf.forward import device_of
 
     if target is not None:
         for attribute in ("dtype", "device"):  # of models, and of targets over them

@@ -19,7 +19,7 @@ from transformers.generation.candidate_generator import SinglePositionMultiToken
 
 from specdec import Draft, SpeculativeGenerator, certify
 from specdec.drafters.assistant import AssistantDrafter, AssistantHead
-from specdec.hf import cache_argument
+from specdec.hf.forward import cache_argument
 
 K, NUM_NEW = 4, 30
 PROMPT = torch.tensor([[7, 3, 21, 40, 11, 8, 2]])

@@ -24,7 +24,7 @@ from specdec import (
     certify,
 )
 from specdec.drafters import Visible
-from specdec.hf import cache_argument
+from specdec.hf.forward import cache_argument
 from specdec.samplers import CouplingSampler
 
 LENGTHS, NUM_NEW, K = (1, 14, 26, 39), 20, 3

@@ -27,7 +27,7 @@ from specdec import (
     evaluate,
 )
 from specdec.evaluation import HFGenerate, compare, every_position, replay
-from specdec.hf import BEFORE_FILTERS, BESIDE_FILTERS, FILTERS
+from specdec.hf.generation import BEFORE_FILTERS, BESIDE_FILTERS, FILTERS
 from specdec.request.sampling import Sampling
 from specdec.trace import Trace
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec import ModelDrafter, SpeculativeGenerator, Target
-from specdec.hf import position_limit
+from specdec.hf.positions import position_limit
 
 LENGTHS = 1, 4, 6, 9
 NUM_NEW = 24  # well beyond every sliding window of the configurations

@@ -12,7 +12,7 @@ from pictured_models import FAMILIES, GRIDS, IMAGE, SMALL, TEXT, build, prompts,
 from transformers import GenerationConfig
 
 from specdec import ModelDrafter, SpeculativeGenerator, Target
-from specdec.hf import TEXT_ONLY
+from specdec.hf.prompts import TEXT_ONLY
 from specdec.targets import target as target_module
 from specdec.targets.prompt_inputs import PromptChunk, PromptInputs
 

@@ -28,7 +28,7 @@ from specdec import (
     zoo,
 )
 from specdec.drafters.model import check_same_tokenizer
-from specdec.hf import cache_argument
+from specdec.hf.forward import cache_argument
 
 MODEL = build("llama")
 GENERATOR = SpeculativeGenerator(MODEL, ModelDrafter(perturbed(MODEL)))

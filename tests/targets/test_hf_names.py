@@ -11,7 +11,8 @@ from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 from transformers.generation import logits_process
 from transformers.generation.utils import ALL_CACHE_NAMES
 
-from specdec import Target, hf
+from specdec import Target
+from specdec.hf import forward, generation, layers, versions
 
 WITHOUT_A_CACHE = {"state", "mems", "past_buckets_states"}
 """Names of RWKV, XLNet and Reformer, whose memory is no `Cache`."""
@@ -47,16 +48,16 @@ OTHER_SETTINGS = {
     *("diversity_penalty", "early_stopping", "length_penalty", "num_beam_groups"),
     *("is_assistant", "max_matching_ngram_size", "transformers_version", "_from_model_config"),
 }
-"""Settings of a generation that `specdec.hf` need not name."""
+"""Settings of a generation that `specdec.hf.generation` need not name."""
 
 
 def test_no_name_of_a_cache_is_new():
-    assert {*ALL_CACHE_NAMES} - WITHOUT_A_CACHE <= {*hf.CACHES}
+    assert {*ALL_CACHE_NAMES} - WITHOUT_A_CACHE <= {*forward.CACHES}
 
 
 def test_no_kind_of_layer_is_new():
-    assert {*ALLOWED_LAYER_TYPES} <= hf.UNDERSTOOD_LAYERS | NOT_OVER_SLOTS
-    assert hf.UNDERSTOOD_LAYERS - {*ALLOWED_LAYER_TYPES} <= {"mlp", *hf.INDEXED_LAYERS}
+    assert {*ALLOWED_LAYER_TYPES} <= layers.UNDERSTOOD_LAYERS | NOT_OVER_SLOTS
+    assert layers.UNDERSTOOD_LAYERS - {*ALLOWED_LAYER_TYPES} <= {"mlp", *layers.INDEXED_LAYERS}
 
 
 def test_no_logits_processor_is_new():
@@ -65,29 +66,31 @@ def test_no_logits_processor_is_new():
         for _, kind in inspect.getmembers(logits_process, inspect.isclass)
         if issubclass(kind, LogitsProcessor) and kind.__module__ == logits_process.__name__
     }
-    assert found >= hf.STATELESS
-    assert {kind.__name__ for kind in found - hf.STATELESS} <= NOT_STATELESS
+    assert found >= generation.STATELESS
+    assert {kind.__name__ for kind in found - generation.STATELESS} <= NOT_STATELESS
 
 
 def test_no_setting_of_a_generation_is_new():
-    known = {*hf.FILTERS, *hf.BEFORE_FILTERS, *hf.BESIDE_FILTERS, *hf.UNSUPPORTED}
+    known = {*generation.BEFORE_FILTERS, *generation.FILTERS, *generation.BESIDE_FILTERS}
+    known |= {*generation.UNSUPPORTED}
     assert {*GenerationConfig().to_dict()} - known <= OTHER_SETTINGS
 
 
 def test_private_attributes_are_there():
     model = build("qwen3_moe")
-    assert {hf.ATTENTION_FIELD, hf.EXPERTS_FIELD} <= {*vars(model.config)}
+    assert {layers.ATTENTION_FIELD, layers.EXPERTS_FIELD} <= {*vars(model.config)}
     assert {"_supports_sdpa", "_is_stateful"} <= {*dir(PreTrainedModel)}
     names = inspect.unwrap(GenerationMixin.generate).__code__.co_varnames
     assert {"streamer", "assistant_model", "synced_gpus"} <= {*names}
-    layers = model.model.layers[0], build("llama").model.layers[0], build("phi3").model.layers[0]
-    experts, mlp, joined = (layer.mlp for layer in layers)
-    assert all(hasattr(experts.experts, name) for name in hf.EXPERTS)
-    assert all(hasattr(mlp, name) for name in (*hf.GATE_UP, hf.ACTIVATIONS[0]))
-    assert all(hasattr(joined, name) for name in (hf.JOINED_GATE_UP, hf.ACTIVATIONS[1]))
-    assert all(hasattr(layers[1].self_attn, name) for name in hf.QKV)
-    assert hf.ROTATE in vars(inspect.getmodule(type(layers[1])))
-    assert hf.cache_argument(model) in hf.CACHES
+    built = model, build("llama"), build("phi3")
+    first = [one.model.layers[0] for one in built]
+    experts, mlp, joined = (layer.mlp for layer in first)
+    assert all(hasattr(experts.experts, name) for name in layers.EXPERTS)
+    assert all(hasattr(mlp, name) for name in (*layers.GATE_UP, layers.ACTIVATIONS[0]))
+    assert all(hasattr(joined, name) for name in (layers.JOINED_GATE_UP, layers.ACTIVATIONS[1]))
+    assert all(hasattr(first[1].self_attn, name) for name in layers.QKV)
+    assert layers.ROTATE in vars(inspect.getmodule(type(first[1])))
+    assert forward.cache_argument(model) in forward.CACHES
 
 
 def test_a_version_that_is_newer_than_those_that_were_tried_is_named_in_refusals(monkeypatch):
@@ -99,9 +102,10 @@ def test_a_version_that_is_newer_than_those_that_were_tried_is_named_in_refusals
     model.__class__ = Odd
     with pytest.raises(ValueError, match=r"Odd .*no argument for HF's cache \(cache, past_key_val"):
         Target(model)
-    monkeypatch.setattr(hf.transformers, "__version__", "5.999.0")
-    words = rf"5.999.0 is newer than {hf.TRIED[1]}, the newest tried with this version of specdec"
+    monkeypatch.setattr(versions.transformers, "__version__", "5.999.0")
+    newest = versions.TRIED[1]
+    words = rf"5.999.0 is newer than {newest}, the newest tried with this version of specdec"
     with pytest.raises(ValueError, match=words):
         Target(model)
-    monkeypatch.setattr(hf.transformers, "__version__", "5.17.0")
-    assert hf.newer_than_tried() == ""
+    monkeypatch.setattr(versions.transformers, "__version__", "5.17.0")
+    assert versions.newer_than_tried() == ""

@@ -19,7 +19,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 
-from specdec import SpeculativeGenerator, Target, hf
+from specdec import SpeculativeGenerator, Target
+from specdec.hf.foreign import has_own_code
+from specdec.hf.forward import code_of
 from specdec.targets import views
 
 WINDOWS = [5, 12, 30, 70, 255]
@@ -716,11 +718,11 @@ def test_a_model_of_few_positions_is_decoded(limit):
 def test_what_dynamo_leaves_in_a_modelling_file_is_nobody_s_own_code(monkeypatch):
     """Also with a backend of one's own, whose functions are installed there."""
     model = build("llama")
-    expected = hf.code_of([*model.modules()])
+    expected = code_of([*model.modules()])
     torch.compile(type(model.model.norm).forward, backend=lambda graph, _: lambda *x: graph(*x))(
         model.model.norm, torch.ones(1, 1, model.config.hidden_size)
     )
     file = vars(sys.modules[type(model).__module__])
     assert any(name.startswith("__compiled_fn") for name in file)
-    assert not hf.has_own_code(model)
-    assert len(hf.code_of([*model.modules()])) == len(expected)
+    assert not has_own_code(model)
+    assert len(code_of([*model.modules()])) == len(expected)

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from specdec import PromptLookupDrafter, SpeculativeGenerator, Target
 from specdec.graphs import no_host_sync
-from specdec.hf import QKV
+from specdec.hf.layers import QKV
 from specdec.targets.edits.fusion import Fusion
 from specdec.targets.edits.joint import Group, JointProduct, join_weights, siblings
 from specdec.targets.view import private_view

@@ -6,7 +6,7 @@
 
 A version goes into a folder of its own, before this environment's on the path; all other packages
 are the pinned ones, as far as the version takes them. One that is newer than all in
-`specdec.hf.TRIED` is tried and reported, and does not fail the run.
+`specdec.hf.versions.TRIED` is tried and reported, and does not fail the run.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from specdec.hf import TRIED
+from specdec.hf.versions import TRIED
 
 ROOT = Path(__file__).parents[2]
 SUITE = Path(__file__).parent / "suite.txt"

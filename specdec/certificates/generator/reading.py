@@ -30,7 +30,7 @@ from specdec.certificates.generator.directions import Directions, Gains
 from specdec.certificates.generator.learned import Learned
 from specdec.certificates.generator.witness import RowText, Witness, moved
 from specdec.generator import SpeculativeGenerator
-from specdec.hf import FILTERS
+from specdec.hf.generation import FILTERS
 from specdec.request.call import Request, read_request
 from specdec.request.options import WARPERS
 from specdec.request.prompts import left_padded, offsets_among, refuse_unknown

@@ -21,7 +21,7 @@ from specdec.certificates.generator.reading import inputs_of
 from specdec.certificates.generator.rows import RowsAudit, audit_rows
 from specdec.certificates.generator.text import TextAudit, audit_text
 from specdec.generator import SpeculativeGenerator
-from specdec.hf import FILTERS
+from specdec.hf.generation import FILTERS
 from specdec.request import Sampling
 from specdec.request.given import ids_of
 from specdec.request.prompts import id_lists, left_padded

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
-from specdec.hf import cache_argument, device_of, takes_positions
+from specdec.hf.forward import cache_argument, device_of, takes_positions
 
 PIECE = 8
 """Tokens of a piece, about as many as a step of the loop reads."""

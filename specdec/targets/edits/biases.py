@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.hf import without_renaming
+from specdec.hf.forward import without_renaming
 from specdec.targets.view import own_copy
 
 BIASES = "build_alibi_tensor"

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from specdec.hf import ATTENTION_FIELD, BLOCK_COUNT, set_implementation
+from specdec.hf.layers import ATTENTION_FIELD, BLOCK_COUNT, set_implementation
 from specdec.kernels import AttentionOptions
 from specdec.targets.attention import attend, note_queries, seen_mask, slot_attention
 from specdec.targets.cache import SlotCache, Window

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from specdec.hf import ATTENTION_FIELD, ROTATE, has_compressor, set_implementation
+from specdec.hf.layers import ATTENTION_FIELD, ROTATE, has_compressor, set_implementation
 from specdec.targets.attention import ATTENTION, sees
 from specdec.targets.cache import Compressor, KeyValueShape, SlotCache, Window
 from specdec.targets.edits.convolutions import with_cache

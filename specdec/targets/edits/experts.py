@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from specdec.hf import EXPERTS, EXPERTS_FIELD, set_implementation
+from specdec.hf.layers import EXPERTS, EXPERTS_FIELD, set_implementation
 from specdec.targets.edits.edit import Faster
 
 WAITING = "eager"

@@ -16,7 +16,8 @@ from types import FunctionType, MethodType
 import torch
 from torch import Tensor, nn
 
-from specdec.hf import ACTIVATIONS, GATE_UP, JOINED_GATE_UP, ROTATE, without_renaming
+from specdec.hf.forward import without_renaming
+from specdec.hf.layers import ACTIVATIONS, GATE_UP, JOINED_GATE_UP, ROTATE
 from specdec.kernels.linear.reference import scaled_linear
 from specdec.targets.edits.edit import Faster
 from specdec.targets.edits.joint import JointProduct

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from specdec.hf import (
+from specdec.hf.layers import (
     ATTENTION_FIELD,
     BLOCK_COUNT,
     INDEX_COUNT,

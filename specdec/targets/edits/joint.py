@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.hf import GATE_UP, QKV
+from specdec.hf.layers import GATE_UP, QKV
 from specdec.targets.edits.edit import Faster
 from specdec.targets.view import wrap_forward
 

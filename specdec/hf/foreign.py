@@ -1,0 +1,97 @@
+"""Whose code runs in a model: transformers' own, that of packages which are known, or somebody
+else's, which may depend on how a text is cut into calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+from transformers import PreTrainedModel
+
+from specdec.graphs.tree import modules_of
+from specdec.hf.forward import (
+    attention_functions,
+    attention_homes,
+    attention_names,
+    code_of,
+    mask_functions,
+)
+
+
+def foreign_attention(model: PreTrainedModel) -> str | None:
+    """The attention function that a model calls, if it is none of HF's and none of the model's own
+    file: one that was registered, or put in the place of HF's.
+    """
+    return _first_foreign(attention_functions, model)
+
+
+def foreign_masks(model: PreTrainedModel) -> str | None:
+    """The same of what makes its masks."""
+    return _first_foreign(mask_functions, model)
+
+
+def _first_foreign(functions: Callable, model: PreTrainedModel) -> str | None:
+    modules = modules_of(model)
+    for home in attention_homes(modules):
+        for function in functions([home], attention_names(modules)):
+            origin = home_of(function)
+            if origin != home.__name__ and not origin.startswith("transformers."):
+                name = getattr(function, "__qualname__", type(function).__name__)
+                return f"{origin}.{name}".removeprefix(".")
+    return None
+
+
+def home_of(function: object) -> str:
+    """The module whose code a function is; `__module__` is what functools.wraps copies."""
+    return getattr(function, "__globals__", {}).get("__name__", "")
+
+
+TRUSTED = {
+    *("transformers", "torch", "accelerate", "peft", "torchao", "bitsandbytes"),
+    *("huggingface_hub", "safetensors", "numpy", "packaging", "tqdm"),
+}
+"""Packages whose code in a model treats all tokens of a call alike, or is refused by its name; and
+those whose functions transformers' files import for other work.
+"""
+
+
+def has_own_code(model: PreTrainedModel) -> bool:
+    """Whether anything runs in a model that is of no package that is known: hooks, functions in the
+    place of forwards, classes, methods and functions of somebody else's.
+    """
+    modules = modules_of(model)
+    running = [*_global_forward_hooks.values(), *_global_forward_pre_hooks.values()]
+    running += [*code_of(modules), *(getattr(model, name, None) for name in GENERATING)]
+    for module in modules:
+        running += module._forward_hooks.values()
+        running += module._forward_pre_hooks.values()
+        running.append(vars(module).get("forward"))
+    return foreign_attention(model) is not None or not all(map(_is_trusted, running))
+
+
+def _is_trusted(code: object) -> bool:
+    """Whether code, and what it is wrapped around (by `torch.no_grad`, by accelerate), are of known
+    packages.
+    """
+    if isinstance(code, type) or not callable(code):
+        return True
+    if isinstance(code, partial):  # accelerate's way; of HF's own functions it changes arguments
+        is_known = home_of(code.func).startswith(("accelerate.", "peft."))
+    else:
+        home = home_of(getattr(code, "__func__", code)) or type(code).__module__
+        is_known = home.split(".")[0] in TRUSTED | sys.stdlib_module_names
+    return is_known and _is_trusted(getattr(code, "__wrapped__", None))
+
+
+GENERATING = "prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_sample"
+"""Methods that HF's `generate` calls between forwards."""
+
+
+def foreign_method(model: PreTrainedModel, name: str) -> bool:
+    """Whether a method of a model is none of transformers'."""
+    method = getattr(model, name, None)
+    home = home_of(getattr(method, "__func__", method))
+    return method is not None and not home.startswith(("transformers.", "torch."))

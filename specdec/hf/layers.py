@@ -1,0 +1,74 @@
+"""What the layers of a model and their configurations call themselves and their parts."""
+
+from __future__ import annotations
+
+from torch import nn
+
+ATTENTION_FIELD, EXPERTS_FIELD = "_attn_implementation_internal", "_experts_implementation_internal"
+"""Fields of a configuration with the implementation that its layers run."""
+
+
+def set_implementation(config: object, field: str, implementation: str) -> None:
+    """Changes one of these fields, without HF's checks; configurations without it stay as they
+    are.
+    """
+    if field in vars(config):
+        vars(config)[field] = implementation
+
+
+IGNORED_ATTRIBUTES = {"training", "rope_deltas"}
+"""Attributes of modules that decide nothing: views are in evaluation mode and are given positions.
+"""
+
+ROTATE = "apply_rotary_pos_emb"
+"""In every modelling file, the function that rotates queries and keys."""
+
+QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+"""Linear layers that read one input."""
+
+JOINED_GATE_UP, ACTIVATIONS = "gate_up_proj", ("act_fn", "activation_fn")
+"""A layer that is both of the latter, and what a gated MLP calls its activation."""
+
+EXPERTS = "is_transposed", "has_gate"
+"""Attributes of the experts whose forward HF chooses by the configuration."""
+
+INDEXED_LAYERS = {"indexed_attention", "deepseek_sparse_attention", "minimax_m3_sparse"}
+"""What layers are called that read the keys which an indexer chooses; the second in 5.17."""
+INDEX_COUNT, BLOCK_COUNT = "index_topk", "topk_blocks"
+"""An indexer's attribute: so many keys it chooses, or blocks of them."""
+INDEX_KEYS = "indexer_keys", "idx_keys"
+"""What a layer of HF's cache calls the keys of its indexer."""
+
+
+def reads_chosen_keys(module: nn.Module) -> bool:
+    """Whether an attention module reads the keys which an indexer of its own chooses, or one of an
+    earlier layer.
+    """
+    if hasattr(module, COMPRESS_RATE):  # whose indexer chooses entries
+        return False
+    indexer = getattr(module, "indexer", None)
+    has_own = any(hasattr(indexer, name) for name in (INDEX_COUNT, BLOCK_COUNT))
+    return has_own or (hasattr(module, "indexer") and getattr(module, "skip_topk", False))
+
+
+COMPRESS_RATE = "compress_rate"
+"""A compressor's attribute: of so many tokens it makes an entry."""
+
+
+def has_compressor(module: nn.Module) -> bool:
+    """Whether an attention module reads entries of several tokens, beside the nearest tokens."""
+    return hasattr(getattr(module, "compressor", None), COMPRESS_RATE)
+
+
+WINDOWED_LAYERS = {
+    **{"sliding_attention": "sliding window", "chunked_attention": "chunks"},
+    "compressed_sparse_attention": "sliding window beside its entries",
+    "heavily_compressed_attention": "sliding window beside its entries",
+}
+"""Kinds of layers that must be seen to have a window, and what the window is called."""
+
+UNDERSTOOD_LAYERS = {
+    *("full_attention", "linear_attention", "conv", "hybrid", "mlp", "moe", "sparse", "dense"),
+    *(*INDEXED_LAYERS, *WINDOWED_LAYERS),
+}
+"""Kinds of `config.layer_types` that run over slots."""
