@@ -58,12 +58,8 @@ def slot_attention(
     if (name := Queries(module.layer_idx)) in slot_window.feature_layers:
         note_queries(slot_window, name, query, scaling)
     options = AttentionOptions(scaling, softcap, s_aux, window)
-    return attend_of(module)(slot_window, query, key, value, options, attention_mask), None
-
-
-def attend_of(module: torch.nn.Module) -> Callable[..., Tensor]:
-    """`attend`, or what an edit has put in its place in a module of a view."""
-    return vars(module).get("attend", attend)
+    function = vars(module).get("attend", attend)  # what an edit has put in its place
+    return function(slot_window, query, key, value, options, attention_mask), None
 
 
 def note_queries(window: Window, name: Queries, query: Tensor, scaling: float | None) -> None:

@@ -32,14 +32,14 @@ from specdec.targets.edits.joint import JointProducts
 from specdec.targets.edits.latents import Latents
 from specdec.targets.mixers import stored_of, with_closing_gates
 from specdec.targets.route import Route
-from specdec.targets.self_test import compare
-from specdec.targets.views import open_view
-from specdec.targets.witness import (
+from specdec.targets.trial.self_test import compare
+from specdec.targets.trial.witness import (
     PlainForwardError,
     Reading,
     is_same_reading,
     read_little,
 )
+from specdec.targets.views import open_view
 from specdec.targets.wrappers import (
     copied_values,
     refuse_joint_quantisation,

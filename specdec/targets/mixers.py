@@ -24,9 +24,9 @@ from specdec.targets.edits.compressed import compressed_shapes
 from specdec.targets.edits.indexed import index_shapes
 from specdec.targets.edits.memory import MixerPlan, Place
 from specdec.targets.route import Route
+from specdec.targets.trial.witness import trial_texts
 from specdec.targets.view import wrap_forward
 from specdec.targets.views import forward, open_views, open_window
-from specdec.targets.witness import trial_texts
 
 
 class WatchedCache(DynamicCache):

@@ -26,10 +26,10 @@ from specdec.targets.edits.layers import only_layers
 from specdec.targets.edits.prompts import edit_prompts
 from specdec.targets.features import FeatureLayer, Queries, check_layers, decoder_layers
 from specdec.targets.prompt_inputs import LAST, PromptChunk, PromptInputs
-from specdec.targets.prompt_trial import compare_prompts
 from specdec.targets.reading import Recording, inputs_of, read_causally, refuse_prompts
 from specdec.targets.route import Route
-from specdec.targets.self_test import try_edits
+from specdec.targets.trial.prompts import compare_prompts
+from specdec.targets.trial.self_test import try_edits
 from specdec.targets.views import Views, forward, open_views, open_window
 from specdec.targets.wrappers import (
     Surface,

@@ -20,7 +20,7 @@ from specdec.hf.foreign import foreign_method, has_own_code
 from specdec.hf.forward import cache_argument, code_of
 from specdec.hf.layers import UNDERSTOOD_LAYERS
 from specdec.hf.refusals import cause_of_refusal
-from specdec.targets.witness import is_same_reading, read_little
+from specdec.targets.trial.witness import is_same_reading, read_little
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdec.hf import ATTENTION_FIELD, foreign_attention
+from specdec.hf.foreign import foreign_attention
+from specdec.hf.layers import ATTENTION_FIELD
 from specdec.kernels import AttentionOptions
 from specdec.targets.attention import ATTENTION, attend, window_mask
 from specdec.targets.cache import Window

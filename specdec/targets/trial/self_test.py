@@ -2,11 +2,12 @@
 plain forward.
 
 An architecture may apply masks, biases and positions anywhere, and so may a user's hooks. So a
-model is run by HF's own code over whole texts (plain_run.py), and in ragged windows (trial.py), and
-compared layer by layer and token by token: what goes into each decoder layer, what its attention
-returns, and what it returns. In the windowed run each layer is given what it was given in the plain
-run. A difference is then of that layer, and rounding does not accumulate over layers until it hides
-a wrong mask in one of them. HF's own steps over the same texts are compared first (witness.py).
+model is run by HF's own code over whole texts (plain_run.py), and in ragged windows (windows.py),
+and compared layer by layer and token by token: what goes into each decoder layer, what its
+attention returns, and what it returns. In the windowed run each layer is given what it was given in
+the plain run. A difference is then of that layer, and rounding does not accumulate over layers
+until it hides a wrong mask in one of them. HF's own steps over the same texts are compared first
+(witness.py).
 
 A difference may be as large as rounding makes it (rounding.py). No other implementation of the
 model is compared with, since that one need not be the same function.
@@ -23,11 +24,11 @@ from transformers import PreTrainedModel
 
 from specdec.targets.edits.edit import Edit, name_of
 from specdec.targets.edits.indexed import choosing_few
-from specdec.targets.rounding import Judge
 from specdec.targets.route import Route
-from specdec.targets.trial import Trial
+from specdec.targets.trial.rounding import Judge
+from specdec.targets.trial.windows import Trial
+from specdec.targets.trial.witness import PlainForwardError
 from specdec.targets.views import open_view
-from specdec.targets.witness import PlainForwardError
 from specdec.targets.wrappers import remark_on_hooks
 
 NUM_TEXTS = 8

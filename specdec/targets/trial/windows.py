@@ -20,12 +20,12 @@ from specdec.targets.edits.blocks import BLOCK
 from specdec.targets.edits.edit import Edit
 from specdec.targets.edits.indexed import FEW
 from specdec.targets.edits.pooled import pool_size
-from specdec.targets.layer_trace import LayerTrace
-from specdec.targets.plain_run import PlainRun, take
-from specdec.targets.rounding import Differences
 from specdec.targets.route import Route
+from specdec.targets.trial.layer_trace import LayerTrace
+from specdec.targets.trial.plain_run import PlainRun, take
+from specdec.targets.trial.rounding import Differences
+from specdec.targets.trial.witness import NUM_ROWS, trial_texts
 from specdec.targets.views import forward, open_view, open_views, open_window
-from specdec.targets.witness import NUM_ROWS, trial_texts
 
 LONGEST_WINDOW = 64
 """Sliding windows and chunks of up to so many tokens are exceeded by the texts of the trial."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec.graphs.tree import fill
 from specdec.targets.prompt_inputs import PromptInputs
 from specdec.targets.reading import Recording
-from specdec.targets.rounding import (
+from specdec.targets.trial.rounding import (
     FINE_NOISE_FACTOR,
     MOST_ROUNDING,
     NOISE_FACTOR,

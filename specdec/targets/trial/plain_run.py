@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.hf.foreign import foreign_attention
-from specdec.targets.layer_trace import ARRIVED, LayerTrace
-from specdec.targets.rounding import (
+from specdec.targets.route import Route
+from specdec.targets.trial.layer_trace import ARRIVED, LayerTrace
+from specdec.targets.trial.rounding import (
     FINE_NOISE_FACTOR,
     MOST_ROUNDING,
     NOISE_FACTOR,
@@ -22,8 +23,7 @@ from specdec.targets.rounding import (
     distance,
     unit_of,
 )
-from specdec.targets.route import Route
-from specdec.targets.witness import (
+from specdec.targets.trial.witness import (
     PlainForwardError,
     generated,
     read_in_batches,
