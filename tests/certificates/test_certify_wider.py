@@ -95,6 +95,12 @@ def test_a_rule_that_takes_the_softmax_in_half_precision_fails():
     assert kinds_of(certify(rule, **TINY)) == {"law"}
 
 
+def test_a_rule_that_cannot_read_logits_of_a_type_is_told_which():
+    rule = wrong_where(RejectionSampler, lambda x, _: x.dtype == torch.float16, torch.linalg.inv)
+    with pytest.raises(RuntimeError, match="Wrong fails on mixed drafts with logits in float16"):
+        certify(rule, **TINY)
+
+
 @pytest.mark.parametrize("base", [BASES[0], BASES[2]])
 @pytest.mark.parametrize(
     "rows", [slice(12, None), slice(12, 13), slice(63, 64), slice(40, 50)], ids=str

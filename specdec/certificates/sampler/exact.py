@@ -271,12 +271,11 @@ def _examine_further(
     options = {"tolerance": report.tolerance, "is_race": num_lists > 0, "is_slow": is_slow}
     for each in wider_problems(sampler, **size, **options):
         problems, into = each.problems, SamplerReport(report.name, each.tolerance)
-        into.num_problems = len(problems)
+        into.num_problems, reason = len(problems), None
         try:
             if num_lists:
                 races = find_races(each.decide, problems, num_lists=num_lists, device=device)
                 _examine_race(into, races, each.decide)
-                reason = None
             else:
                 flips = find_flips(each.decide, problems, device=device, draws=draws)
                 reason = _examine_chances(into, flips, each.decide)
@@ -284,7 +283,9 @@ def _examine_further(
             into.failures.append(Failure("zero", 1.0, f"{error} ({problems.describe(0)})"))
         except NotScriptedError as error:
             reason = f"it decides by numbers of its own there ({error.asked})"
-        if not into.failures and reason is not None:
+        except (RuntimeError, IndexError) as error:  # torch's own, which name no problem
+            raise RuntimeError(f"{report.name} fails on {problems.describe(0)}: {error}") from error
+        if reason is not None:
             into.failures.append(Failure("decision", 1.0, reason))
         tried.append(each.what)
         found.append(into)
