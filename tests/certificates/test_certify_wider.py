@@ -3,7 +3,9 @@ or a usual batch, with logits of other types, after many calls; it does not accu
 """
 
 import functools
+import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -147,7 +149,7 @@ class InItself(Counts):
 class InATensor(Counts):
     def __init__(self):
         super().__init__()
-        self.register_buffer("kept", torch.zeros(3, 4))
+        self.register_buffer("kept", torch.zeros(3, 4000))
 
     def number(self):
         self.kept[1, 2:3].add_(1)
@@ -209,8 +211,10 @@ class KeepsAMask(RejectionSampler):
     def __init__(self):
         super().__init__()
         self.masks, self.unset = {}, float("nan")
+        self.random = random.Random(0), np.random.default_rng(0)  # numbers of nothing
 
     def accept(self, draft, target_logits, logits_filter, noise):
+        [source.random() for source in self.random]
         shape = target_logits.shape
         if shape not in self.masks:
             self.masks[shape] = torch.zeros(shape)

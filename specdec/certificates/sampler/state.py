@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,11 +30,12 @@ from specdec.certificates.sampler.paths import Paths
 from specdec.certificates.sampler.problems import Problems
 from specdec.samplers import Sampler
 
-_LIBRARIES = {"torch", "specdec", "numpy", "transformers", "builtins", "functools", "abc", "random"}
-"""Whose own classes, functions and generators are not looked into."""
+_LIBRARIES = {"specdec", *sys.stdlib_module_names}
+"""Whose own classes and functions are not looked into, nor are those of installed packages."""
 
-_MOST = 2**20
-"""Numbers of a tensor that are looked at: all of a smaller one, so many of a larger one."""
+_MOST = 2**12
+"""Numbers of a tensor that are looked at: all of a smaller one, so many of a larger one, of which
+torch counts the changes."""
 
 
 def changed_by_a_call(
@@ -87,11 +90,13 @@ def _is_of_a_library(value: object) -> bool:
     """A module, a generator of random numbers, or a class or function of a library."""
     if isinstance(value, types.ModuleType | types.CodeType | torch.Generator):
         return True
-    is_random = type(value).__module__.split(".")[0] in ("random", "numpy")
-    if is_random and "andom" in type(value).__name__ + type(value).__module__:
+    if type(value).__module__.split(".")[:2] in (["random"], ["numpy", "random"]):
         return True
-    is_made = isinstance(value, type | types.FunctionType | types.BuiltinFunctionType)
-    return is_made and (value.__module__ or "builtins").split(".")[0] in _LIBRARIES
+    if not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        return False
+    root = (value.__module__ or "builtins").split(".")[0]
+    file = getattr(sys.modules.get(root), "__file__", None) or ""
+    return root in _LIBRARIES or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 def _inside(name: str, value: object) -> Iterator[tuple[str, object]]:
@@ -132,6 +137,8 @@ def _inside(name: str, value: object) -> Iterator[tuple[str, object]]:
 def _content(tensor: Tensor) -> tuple:
     """A value that is equal for tensors of equal bits."""
     numbers = tensor.detach().flatten()
+    changes = 0 if tensor.is_inference() or numbers.numel() <= _MOST else tensor._version
     numbers = numbers[:: max(numbers.numel() // _MOST, 1)].cpu()
     numbers = numbers.clone(memory_format=torch.contiguous_format)  # of stride 1, even if single
-    return str(tensor.dtype), tuple(tensor.shape), hash(numbers.view(torch.uint8).numpy().tobytes())
+    bits = hash(numbers.view(torch.uint8).numpy().tobytes())
+    return str(tensor.dtype), tuple(tensor.shape), changes, bits
