@@ -44,6 +44,14 @@ def test_a_rule_that_is_wrong_in_a_larger_vocabulary_fails(base, most):
     assert "2 ids among 32003" in str(report)
 
 
+def test_in_the_largest_one_a_wrong_first_token_is_seen_too():
+    def first(logits):
+        return torch.cat([1.3 * logits[:, :1], logits[:, 1:]], dim=1)
+
+    report = certify(wrong_where(BASES[0], lambda x, _: x.shape[-1] > 30_000, first), **TINY)
+    assert kinds_of(report) == {"law"}
+
+
 @pytest.mark.parametrize("base", [RejectionSampler, GBVSampler])
 def test_so_does_one_that_is_wrong_there_on_trees_alone(base):
     rule = wrong_where(base, lambda x, draft: x.shape[-1] > 10 and not draft.is_chain)
