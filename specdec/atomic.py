@@ -12,9 +12,17 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None
+
+_MOVING = ".specdec-moving"
+"""Of new files that take their places one by one."""
 
 
 @contextmanager
@@ -63,17 +71,35 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 @contextmanager
-def replacing_files(folder: str | Path, *, last: str = "config.json") -> Iterator[Path]:
+def replacing_files(
+    folder: str | Path, *, last: str = "config.json", instead_of: str = ""
+) -> Iterator[Path]:
     """A folder whose files take the places of those in `folder` at the end of the block, when all
     of them are on the disk; none does where the block, or the disk, fails.
 
+    The new files are first renamed together, to the folder `.specdec-moving`, and then one by one,
+    while `last` is away: whoever reads in between finds no `last`. Where the process is killed in
+    between, `check_whole` says so and the next call moves the remaining files first. Processes that
+    end a block at the same time wait for each other, so that the files of one of them are found.
+
     Args:
         folder: is made if need be; other files in it stay.
-        last: the file without which nobody reads the others. Where it is replaced it is away while
-            the others change, so that nobody reads old ones by a new one.
+        last: the file without which nobody reads the others. It comes last, and is away before, so
+            that nobody reads old files by a new one, or new ones by an old one.
+        instead_of: a pattern of old files that are removed where they are not replaced.
 
     Raises:
-        OSError: a file cannot be written; all are as they were before.
+        OSError: a file cannot be written; all are as they were before. Or, on a file system without
+            locks, another process moves its files now, or was killed there.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with replacing_files(folder) as new:
+        ...         write_text(new / "weights", "1 2 3")
+        ...         write_text(new / "config.json", "{}")
+        ...     sorted(path.name for path in Path(folder).iterdir())
+        ['config.json', 'weights']
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -81,19 +107,100 @@ def replacing_files(folder: str | Path, *, last: str = "config.json") -> Iterato
     try:
         part.mkdir()
         yield part
-        files = sorted((f for f in part.rglob("*") if f.is_file()), key=lambda f: f.name == last)
-        for file in files:
+        for file in _files(part):
             with file.open("r+b") as written:
                 _flush(written)
-        if (part / last).exists():
-            (folder / last).unlink(missing_ok=True)
-        for file in files:
-            place = folder / file.relative_to(part)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(file, place)
+        with _alone(folder) as is_alone:
+            moving = folder / _MOVING
+            if is_alone and moving.exists():  # of a process that was killed
+                _move(moving, folder, last)
+            try:
+                os.rename(part, moving)
+            except OSError as error:
+                if not moving.exists():
+                    raise
+                raise OSError(
+                    f"nothing was written to {folder}: another process is replacing its files, or "
+                    "was killed while it did, and this file system has no locks to tell which. "
+                    f"{_by_hand(folder, last)}, remove that folder, and save again"
+                ) from error
+            _move(moving, folder, last, instead_of)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     _flush_folder(folder)
+
+
+def check_whole(folder: str | Path, *, last: str = "config.json") -> None:
+    """Raises `ValueError` for a folder some of whose files were replaced, and not the last one: the
+    process that did it was killed, or is at work.
+
+    Args:
+        folder: see `replacing_files`.
+        last: the file that comes last.
+    """
+    folder = Path(folder)
+    if (folder / _MOVING).is_dir() and not (folder / last).exists():
+        raise ValueError(
+            f"the files in {folder} are being replaced, or the process that did it was killed: old "
+            f"and new ones are mixed, and there is no {last}. Wait, or save again. "
+            f"{_by_hand(folder, last)}"
+        )
+
+
+def finish_replacing(folder: str | Path, *, last: str = "config.json") -> None:
+    """Gives the files their places that a killed process of `replacing_files` left to be moved; for
+    those who look at the old files before they replace them.
+    """
+    folder = Path(folder)
+    if (folder / _MOVING).is_dir():
+        with _alone(folder) as is_alone:
+            if is_alone and (folder / _MOVING).is_dir():
+                _move(folder / _MOVING, folder, last)
+
+
+def _by_hand(folder: Path, last: str) -> str:
+    return (
+        f"If no process is saving there, move the files in {folder / _MOVING} to {folder}, {last} "
+        "at the end"
+    )
+
+
+def _move(moving: Path, folder: Path, last: str, instead_of: str = "") -> None:
+    """Gives all files their places; goes on where a call that was killed had ended."""
+    if (folder / last).exists():
+        if (moving / last).exists():
+            (folder / last).unlink()
+        else:
+            os.rename(folder / last, moving / last)
+    files = sorted(_files(moving), key=lambda file: file == moving / last)
+    places = [folder / file.relative_to(moving) for file in files]
+    for old in folder.glob(instead_of) if instead_of else ():
+        if old.is_file() and old not in places:
+            old.unlink()
+    for file, place in zip(files, places, strict=True):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(file, place)
+    shutil.rmtree(moving)
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Waits until no other process is in such a block, or has ended; `False` where the system has
+    no locks.
+    """
+    is_locked = False
+    with ExitStack() as stack:
+        with suppress(OSError):  # a file system without locks, or without those of folders
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            if fcntl is not None:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                is_locked = True
+        yield is_locked
 
 
 def append(path: str | Path, content: bytes) -> None:

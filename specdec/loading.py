@@ -27,6 +27,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_choice, shown
+from specdec.atomic import check_whole
 from specdec.drafters import (
     CommonVocabulary,
     Drafter,
@@ -359,6 +360,8 @@ def find_pretrained(name: str) -> bool:
     path = Path(name).expanduser()
     if name and (path / "config.json").is_file():
         return True
+    if name:
+        check_whole(path)
     if name and (path / "adapter_config.json").is_file():
         raise ValueError(
             f"cannot load {name!r}: it holds a PEFT adapter; merge it into its model and save "

@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from specdec.arguments import check_choice, check_path, shown
-from specdec.atomic import replacing, replacing_files, write_text
+from specdec.atomic import finish_replacing, replacing, replacing_files, write_text
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.correction import part_of
 from specdec.checkpoints.feature_heads import open_reading
@@ -259,6 +259,7 @@ def write_checkpoint(folder: str | Path, keys: dict[str, Any], tensors: dict[str
     of the same tensors in it is replaced; another model in it, a target perhaps, is a `ValueError`.
     """
     folder = check_path("folder", folder, what="a folder")
+    finish_replacing(folder)
     refuse_another_model(folder, tensors.keys())
     try:
         folder.mkdir(parents=True, exist_ok=True)

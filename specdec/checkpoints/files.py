@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from specdec.atomic import check_whole
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.show.text import printable, printable_json
 
@@ -75,6 +76,7 @@ class CheckpointFolder:
         self.path = path
         self._allow_pickle = allow_pickle
         self._files = ("model.safetensors", "pytorch_model.bin", *files)
+        check_whole(path)
         self.fields = ConfigFields(read_json(path / "config.json"), str(path / "config.json"))
 
     def tensors(self, wanted: Wanted | None = None) -> dict[str, StoredTensor]:

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from specdec.arguments import check_choice, check_path, shown
-from specdec.atomic import replacing_files, write_text
+from specdec.atomic import finish_replacing, replacing_files, write_text
 from specdec.checkpoints import hf_layers
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.export import refuse_another_model, write_checkpoint
@@ -247,21 +247,19 @@ def _save_with_target(
     tensors = write_tensors(own, layout.tensors, reading)
     _check_wiring(head.config, tensors, reading)
     folder = check_path("folder", folder, what="a folder")
+    finish_replacing(folder)
     if not _is_earlier(folder, layout):
         refuse_another_model(folder)
     # Copies, since HF takes tensors that share memory for tied ones and refuses them.
     tensors = {name: _copied(name, x, target) for name, x in tensors.items()}
-    with replacing_files(folder) as new:
+    # An earlier call may have had other parts.
+    with replacing_files(folder, instead_of="*.safetensors*") as new:
         target.save_pretrained(new, state_dict=target.state_dict() | tensors)
         path = new / "config.json"
         keys = json.loads(path.read_text(encoding="utf-8"))
         keys.get("text_config", keys)[_COUNTS[0]] = len(head.layers)
         keys |= layout.keys(Written(head.config)) | {"producer": "specdec"}
         write_text(path, json.dumps(keys, indent=2) + "\n")
-        written = {file.name for file in new.iterdir()}
-    for old in folder.glob("*.safetensors*"):  # parts of an earlier call that had others
-        if old.name not in written:
-            old.unlink()
 
 
 def _is_earlier(folder: Path, layout: Layout) -> bool:

@@ -34,7 +34,10 @@ from specdec.certificates.sampler.paths import Paths
 from specdec.certificates.sampler.problems import Problems, rare_problems, standard_problems
 from specdec.certificates.sampler.races import Races, find_races, late_lists, wrong_winners
 from specdec.certificates.sampler.report import DrawnEvidence, Failure, SamplerReport
-from specdec.certificates.sampler.rows import by_place
+from specdec.certificates.sampler.rows import NUM_ROWS, NUM_SLOW_ROWS, by_place
+from specdec.certificates.sampler.state import changed_by_a_call
+from specdec.certificates.sampler.wider import PATHS as WIDER_PATHS
+from specdec.certificates.sampler.wider import TREE, OutsideError, wider_problems
 from specdec.samplers import Noise, Sampler, draw_by_race
 from specdec.samplers.base import check_sampler
 from specdec.samplers.noise import NotScriptedError
@@ -79,6 +82,9 @@ def certify_sampler(
     small, and the extra token is chosen by another uniform. What a sampler does at random noise
     shows whether they are. If not, enumeration is *inconclusive*, and the sampler is tested by
     draws instead: many texts in each problem, against the target's law.
+
+    A rule that passes is enumerated in larger vocabularies, and with logits of other types, too.
+    No call may change a rule, nor a row's place in a batch a verdict.
 
     Args:
         sampler: a `Sampler`; wrap a foreign rule as `ForeignSampler` or `ForeignBatchSampler`.
@@ -142,6 +148,7 @@ def certify_sampler(
 
     chains = [each for each in batches if each.is_chain and each.name == "soft drafts"]
     if sampler.noise_type is not Noise:
+        _examine_state(report, sampler, chains[0], device)
         return drawn(
             own_noise_tests,
             chains,
@@ -161,6 +168,7 @@ def certify_sampler(
         into = rare if problems is of_rare else report
         into.num_problems += len(problems)
         try:
+            _examine_state(report, sampler, problems, device)
             num_lists = max(num_lists, num_lists_of(sampler, problems, device))
             if num_lists:
                 options = {"num_lists": num_lists, "device": device}
@@ -173,6 +181,7 @@ def certify_sampler(
                     report.accepted.append((problems, *accepted))
             if problems is batches[0]:
                 options = {"num_lists": num_lists, "draws": draws, "device": device}
+                options["num_rows"] = NUM_SLOW_ROWS if is_slow else NUM_ROWS
                 report.failures += _examine_rows(sampler, problems, **options)
         except NotScriptedError as error:
             reason = f"it decides by numbers of its own ({error.asked})"
@@ -188,6 +197,11 @@ def certify_sampler(
             return drawn(partial(draw_tests, draws=draws), batches, reason)
     if rare.num_problems:
         report.add_rare(rare, f"tokens down to {of_rare.least:.0e}")
+    if report.passed:
+        options = {"num_lists": num_lists, "is_slow": is_slow, "device": device, "draws": draws}
+        size = {"vocab": sizes[-1][0], "width": sizes[-1][1], "dtype": dtype}
+        size["parents"] = TREE if trees else WIDER_PATHS if paths else None
+        _examine_further(report, sampler, size, **options)
     if num_lists > 1:
         ahead = looks_ahead(sampler, sizes[-1][0], num_lists, dtype=dtype, device=device)
         if ahead is not None:
@@ -242,10 +256,56 @@ def _check_sizes(sizes: Sizes, trees: Sequence[tuple[int, ...]], paths: Sequence
             )
 
 
+def _examine_further(
+    report: SamplerReport,
+    sampler: Sampler,
+    size: dict[str, Any],
+    *,
+    num_lists: int,
+    is_slow: bool,
+    device: torch.device | str,
+    draws: ExtraDraws,
+) -> None:
+    """A sampler that passed, in a large vocabulary and with logits of other types."""
+    found, tried = [], []
+    options = {"tolerance": report.tolerance, "is_race": num_lists > 0, "is_slow": is_slow}
+    for each in wider_problems(sampler, **size, **options):
+        problems, into = each.problems, SamplerReport(report.name, each.tolerance)
+        into.num_problems, reason = len(problems), None
+        try:
+            if num_lists:
+                races = find_races(each.decide, problems, num_lists=num_lists, device=device)
+                _examine_race(into, races, each.decide)
+            else:
+                flips = find_flips(each.decide, problems, device=device, draws=draws)
+                reason = _examine_chances(into, flips, each.decide)
+        except OutsideError as error:
+            into.failures.append(Failure("zero", 1.0, f"{error} ({problems.describe(0)})"))
+        except NotScriptedError as error:
+            reason = f"it decides by numbers of its own there ({error.asked})"
+        except (RuntimeError, IndexError) as error:  # torch's own, which name no problem
+            raise RuntimeError(f"{report.name} fails on {problems.describe(0)}: {error}") from error
+        if reason is not None:
+            into.failures.append(Failure("decision", 1.0, reason))
+        tried.append(each.what)
+        found.append(into)
+    report.add_further(found, tried)
+
+
 def _examine_rows(sampler: Sampler, problems: Problems, **options: Any) -> list[Failure]:
     """What a sampler decides otherwise at other places of a batch."""
     says = by_place(sampler, problems, _generator(), **options)
     return [] if says is None else [Failure("rows", 1.0, says)]
+
+
+def _examine_state(
+    report: SamplerReport, sampler: Sampler, problems: Problems, device: torch.device
+) -> None:
+    """What a sampler changes in itself from call to call; said once."""
+    if any(failure.kind == "state" for failure in report.failures):
+        return
+    if (says := changed_by_a_call(sampler, problems, device)) is not None:
+        report.failures.append(Failure("state", 1.0, says))
 
 
 def _examine_chances(report: SamplerReport, flips: Flips, sampler: Sampler) -> str | None:
@@ -325,7 +385,7 @@ def _report_of_draws(
         draft_law=begun.draft_law,
         is_declared_lossy=begun.is_declared_lossy,
     )
-    report.failures += [f for f in begun.failures if f.kind in ("draft", "rows")]
+    report.failures += [f for f in begun.failures if f.kind in ("draft", "rows", "state")]
     for problems, problem, p_value, _, (code, share, law) in tests:
         if p_value < threshold:
             says = (

@@ -39,6 +39,12 @@ KINDS = {
         "rows that change places with others; something kept from an earlier call, or for a batch "
         "of that size; a number or a decision of one row that serves all",
     ),
+    "state": (
+        "a rule is no function of its draft, its logits and its numbers: calls change it, and what "
+        "it decides later was not tried",
+        "a count of calls, a list that grows, a moving mean, kept in the rule, in its class or in "
+        "what its functions read; keep them beside the generator, which reports every step",
+    ),
     "draws": (
         "the shares of drawn texts are not the target's probabilities",
         "one uniform for two decisions (two draft tokens, or accepting and drawing); a draft token "
@@ -115,6 +121,7 @@ class SamplerReport:
         is_declared_lossy: the rule's class says that it is not lossless.
         draft_law: what was found of the way in which the rule has its drafts drawn.
         rare: what was found of tokens of small probability.
+        further: what was found in large vocabularies and with logits of other types.
         drawn: `None` if the law was enumerated; else the verdict is that of tests by draws, and
             `deviation` and `total_variation` are NaN.
     """
@@ -131,6 +138,7 @@ class SamplerReport:
     is_declared_lossy: bool = False
     draft_law: str = ""
     rare: str = ""
+    further: str = ""
     drawn: DrawnEvidence | None = None
 
     @property
@@ -160,6 +168,17 @@ class SamplerReport:
         self.total_variation = max(self.total_variation, rare.total_variation)
         if not rare.failures:
             self.rare = f"the law holds for {what}, too (exact, {rare.num_problems} problems)"
+
+    def add_further(self, found: list[SamplerReport], tried: list[str]) -> None:
+        """Takes in what was found in larger vocabularies and with logits of other types."""
+        self.failures += [failure for one in found for failure in one.failures]
+        for one in found:
+            if one.failures:
+                self.deviation = max(self.deviation, one.deviation)
+                self.total_variation = max(self.total_variation, one.total_variation)
+        if self.passed:
+            count, what = sum(one.num_problems for one in found), ", ".join(dict.fromkeys(tried))
+            self.further = f"the law holds with {what}, too (exact, {count} problems)"
 
     def _acceptance(self) -> str:
         """How much it accepts, beside the most that any lossless rule does."""
@@ -226,8 +245,8 @@ class SamplerReport:
             lines.append(self._loss())
         if self.draft_law:
             lines.append(self.draft_law)
-        if self.rare and self.passed:
-            lines.append(self.rare)
+        if self.passed:
+            lines += [line for line in (self.rare, self.further) if line]
         for kind in dict.fromkeys(failure.kind for failure in self.failures):
             found = [failure for failure in self.failures if failure.kind == kind]
             shown = min(found, key=lambda failure: failure.width)  # the first of the smallest
