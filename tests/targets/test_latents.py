@@ -25,6 +25,7 @@ from specdec.targets.attention import attend
 from specdec.targets.cache import Window
 from specdec.targets.edits import latents
 from specdec.targets.edits.latents import METHOD, Latents, attend_latents
+from specdec.types import Draft
 
 NAMES = ["deepseek_v3", "minicpm3", "kimi_linear", "glm4_moe_lite", "bailing_hybrid", "deepseek_v2"]
 LENGTHS, NUM_NEW = (1, 9, 40, 24), 20
@@ -162,6 +163,20 @@ def test_attention_to_latents_is_that_to_the_keys_and_values_of_hf(
 
 def never_called(*args):
     raise AssertionError("keys and values were made")
+
+
+@pytest.mark.parametrize("poison", [7.0, -3e4])
+@torch.no_grad()
+def test_what_stands_beyond_a_length_changes_nothing(poison):
+    target, tokens = Target(model_of()), IDS[1:, -12:]
+    lengths, found = torch.tensor([2, 7, 4]), []
+    for value in (0.0, poison):
+        cache = target.init_cache(3, 32)
+        for buffer in (*cache.keys.values(), *cache.values.values()):
+            buffer.fill_(value)
+        target.prefill(cache, tokens[:, :7], lengths, offset=0)
+        found.append(target.verify(cache, lengths, tokens[:, 7], Draft(tokens[:, 8:11])).logits)
+    assert found[0].equal(found[1])
 
 
 @torch.no_grad()
