@@ -91,8 +91,8 @@ def attend_latents(
     options: AttentionOptions,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """As `attend`, over latents, under a mask: those of all slots are read, which is a small part of
-    what their keys and values would be.
+    """As `attend`, over latents, under a mask: those of all slots are read, a small part of what
+    their keys and values would be.
 
     Args:
         module: whose layer `MATRIX` makes keys and values.
