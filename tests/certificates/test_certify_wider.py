@@ -177,7 +177,7 @@ class InAList(Counts):
 
 
 class InADefault(Counts):
-    def number(self, kept={"calls": 0}):  # noqa: B006
+    def number(self, kept={"calls": 0}):  # noqa: B006  the fault
         kept["calls"] += 1
         return kept["calls"]
 

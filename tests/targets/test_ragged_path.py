@@ -1,6 +1,6 @@
 """The way that a GPU attends, run on a CPU: models and heads over `ragged_attention` instead of
-dense masks. It has the logits of the dense masks and the text of HF, reads no slot at or beyond a
-row's length, and makes no mask. (Steps over latents have a mask: `test_latents.py`.)
+dense masks. It has the logits of the dense masks and the text of HF, nothing at or beyond a row's
+length counts, and it makes no mask. (DeepSeek-V3's steps have one, over latents.)
 """
 
 import pytest
@@ -15,7 +15,7 @@ from specdec.training.eagle import eagle_config
 from specdec.types import Draft
 
 LENGTHS = torch.tensor([2, 7, 4])  # tokens before each row's window
-NAMES = ["llama", "mistral_sliding", "gemma2", "gemma3", "gpt_oss", "cohere2"]
+NAMES = ["llama", "mistral_sliding", "gemma2", "gemma3", "gpt_oss", "deepseek_v3", "cohere2"]
 
 
 def no_mask(*_):

@@ -121,9 +121,11 @@ def attend_latents(
     plain, turned = query.split([of_keys.shape[1], rotated.shape[3]], dim=-1)
     scores = _products(plain @ of_keys, latents) + _products(turned, rotated)  # [B, H, N, S]
     scores = scores * (size**-0.5 if options.scale is None else options.scale) + mask
-    weights = torch.softmax(scores, dim=-1).to(latents.dtype)
-    seen = (weights.flatten(1, 2) @ latents[:, 0]).unflatten(1, weights.shape[1:3])
-    return (seen @ of_values.mT).transpose(1, 2)
+    # Slots that nobody sees may hold anything, NaN too. What is seen and NaN has such a score.
+    weights = torch.softmax(scores.masked_fill(mask == -torch.inf, -torch.inf), dim=-1)
+    values = latents[:, 0].nan_to_num(0.0, 0.0, 0.0)
+    summed = weights.to(values.dtype).flatten(1, 2) @ values
+    return (summed.unflatten(1, weights.shape[1:3]) @ of_values.mT).transpose(1, 2)
 
 
 def _products(queries: Tensor, keys: Tensor) -> Tensor:
