@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec import Draft, ModelDrafter, RejectionSampler, Target, zoo
 from specdec.samplers import LogitsFilter, Noise, Stream
-from specdec.targets import attention
+from specdec.slots import attention
 
 ROWS, PROMPT_TOKENS = 50, 12
 SLOT = PROMPT_TOKENS

@@ -23,8 +23,8 @@ from timing import DEVICE, Turns, about, copies, launched, num_launches, replay,
 from torch import Tensor
 
 from specdec.kernels import ragged_attention, write_slots
-from specdec.targets.attention import window_mask
-from specdec.targets.cache import Window, round_up
+from specdec.slots.attention import window_mask
+from specdec.slots.cache import Window, round_up
 
 QUERIES, HEADS, KV_HEADS, WIDTH, DTYPE = 4, 32, 8, 128, torch.bfloat16
 SLOT_BYTES = 2 * KV_HEADS * WIDTH * DTYPE.itemsize

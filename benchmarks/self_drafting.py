@@ -27,7 +27,7 @@ from models import DialledSampler, prompt, shape
 from timing import DEVICE, Turns, about, replay, show
 
 from specdec import Recent, SelfDrafter, Sinks, SpeculativeGenerator, Target, TopSlots
-from specdec.targets.cache import SlotCache
+from specdec.slots.cache import SlotCache
 from specdec.targets.text import TargetText
 from specdec.types import Context
 

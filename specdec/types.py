@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,17 @@ from specdec.arguments import check_integer, check_tensor
 PAD_TOKEN = -1
 """Fills the token slots of a record that hold no token."""
 
+
+class Queries(NamedTuple):
+    """A feature: the queries of a layer's attention, of all heads side by side, as they are
+    multiplied by the keys of the cache: with their positions, and scaled.
+    """
+
+    layer: int
+
+
+FeatureLayer = int | str | Queries
+"""A feature of the target: a hidden state by HF's number, `"final"`, or `Queries`."""
 
 _IDS = (torch.long,)
 _PROBS = (torch.float32, torch.float64)

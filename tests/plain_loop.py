@@ -3,7 +3,7 @@
 import torch
 
 from specdec.graphs.tree import parts_of
-from specdec.targets.cache import SlotCache, narrowed
+from specdec.slots.cache import SlotCache, narrowed
 from specdec.types import Context
 
 

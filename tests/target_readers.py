@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from specdec import Draft, Drafter, Target
 from specdec.drafters.proposal import Proposal
 from specdec.kernels import AttentionOptions
-from specdec.targets.attention import attend
+from specdec.slots.attention import attend
 
 
 class TargetReader(Drafter):

@@ -17,7 +17,7 @@ PACKAGE = Path(specdec.__file__).parent
 FLOORS = {
     **dict.fromkeys(["arguments", "atomic", "hf", "processes", "settings", "types", "graphs"], 1),
     **dict.fromkeys(["jsonl", "results", "trace", "show"], 2),
-    **dict.fromkeys(["kernels", "targets"], 3),
+    **dict.fromkeys(["kernels", "slots", "targets"], 3),
     "samplers": 4,
     "request": 5,
     "drafters": 6,

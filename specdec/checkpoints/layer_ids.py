@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from specdec.checkpoints.config_fields import ConfigFields
-from specdec.targets.features import FeatureLayer
+from specdec.types import FeatureLayer
 
 Convention = Literal["hidden_state", "layer_output"]
 

@@ -28,7 +28,7 @@ from specdec.checkpoints.layer_ids import (
     read_layer_ids,
 )
 from specdec.checkpoints.marks import Clues
-from specdec.targets.features import FeatureLayer
+from specdec.types import FeatureLayer
 
 Tensors = dict[str, StoredTensor]
 Values = dict[str, Tensor]

@@ -38,7 +38,7 @@ from specdec.drafters.head.sharing import check_target
 from specdec.drafters.mtp.drafter import MTPDrafter
 from specdec.drafters.mtp.head import MTPConfig, MTPHead, Semantics
 from specdec.show.text import one_line
-from specdec.targets.features import FeatureLayer
+from specdec.types import FeatureLayer
 
 SECTION = "specdec_mtp"
 """Section of config.json of heads that this library wrote."""

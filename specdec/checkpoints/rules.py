@@ -13,8 +13,8 @@ from specdec.checkpoints.layout import Key, Reading, Rule, Tensors
 from specdec.drafters.head.layers import LayerConfig
 from specdec.drafters.head.rotary import INTERLEAVED, SECTIONS
 from specdec.drafters.head.sharing import check_target
-from specdec.targets.features import FeatureLayer
 from specdec.targets.target import MAX_VOCAB_PADDING
+from specdec.types import FeatureLayer
 
 
 def layer(reading: Reading) -> LayerConfig:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specdec.hf.layers import decoder_layers
 from specdec.show.table import Table
-from specdec.targets.features import decoder_layers
 from specdec.training.memory import StepMemory, move_parameters, step_memory
 from specdec.training.optimizer import MuonAdamW
 from specdec.training.trainer import ObjectiveArguments

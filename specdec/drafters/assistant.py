@@ -23,10 +23,10 @@ from specdec.drafters.head.layers import Attend
 from specdec.drafters.head.sharing import model_of
 from specdec.drafters.tree import TreePass, TreePlan
 from specdec.graphs.tree import shared
+from specdec.hf.layers import decoder_layers
 from specdec.samplers.noise import Drawing
 from specdec.targets import Target
 from specdec.targets.attention import attend as attend_over_slots
-from specdec.targets.features import decoder_layers
 from specdec.targets.text import TargetText
 from specdec.types import Context, Draft
 

@@ -1,9 +1,10 @@
 """`Drafter`: what a component must do to propose tokens."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +14,11 @@ from specdec.drafters.tree import Tree
 from specdec.graphs.tree import leaves
 from specdec.samplers.noise import Drawing
 from specdec.settings import settings_of
-from specdec.targets.features import FeatureLayer
-from specdec.targets.prompt_inputs import PromptInputs
-from specdec.targets.target import Target
-from specdec.targets.text import TargetText
-from specdec.types import Context, Draft, Verified
+from specdec.types import Context, Draft, FeatureLayer, Verified
+
+if TYPE_CHECKING:
+    from specdec.targets.prompt_inputs import PromptInputs
+    from specdec.targets.target import Target
 
 
 class Drafter(nn.Module, ABC):
@@ -190,19 +191,6 @@ def check_drafter(drafter: Drafter) -> None:
             f"{name}.reads_outcome is True, and {name} has no method learn(verified, state); "
             "define it, or drop reads_outcome"
         )
-
-
-def refuse_unread_target(drafter: Drafter, error: AttributeError) -> None:
-    """Raises `TypeError` where an error is that of a drafter that reads `Context.target` without
-    asking for it.
-    """
-    names = {*dir(TargetText), *(field.name for field in fields(TargetText))}
-    is_none = error.obj is None and error.name in names
-    if is_none and not drafter.reads_target:
-        raise TypeError(
-            f"{type(drafter).__name__} reads context.target.{error.name}, and context.target is "
-            "None for a drafter that does not ask for it; set reads_target = True on its class"
-        ) from error
 
 
 def check_state(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,10 @@ from specdec.drafters.head.rotary import angles_at
 from specdec.drafters.head.window import ContextRows, WindowPlan
 from specdec.drafters.tree import TreePass
 from specdec.samplers.noise import Drawing
-from specdec.targets.prompt_inputs import PromptInputs
 from specdec.types import Context, Draft
+
+if TYPE_CHECKING:
+    from specdec.targets.prompt_inputs import PromptInputs
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +23,10 @@ from specdec.drafters.base import (
 from specdec.drafters.wrapped import context_of, learn_of
 from specdec.graphs.tree import shared
 from specdec.samplers.noise import Drawing
-from specdec.targets.target import Target
 from specdec.types import PAD_TOKEN, Context, Draft, Verified
+
+if TYPE_CHECKING:
+    from specdec.targets.target import Target
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,9 @@
 """`PromptLookupDrafter`: the text so far drafts for itself."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +13,11 @@ from specdec.arguments import check_integer
 from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.hf.prompts import placeholders
 from specdec.samplers.noise import Drawing
-from specdec.targets import Target
-from specdec.targets.cache import SlotCache
+from specdec.slots.cache import SlotCache
 from specdec.types import PAD_TOKEN, Context, Draft
+
+if TYPE_CHECKING:
+    from specdec.targets import Target
 
 
 @dataclass(frozen=True, eq=False)

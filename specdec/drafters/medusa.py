@@ -17,8 +17,7 @@ from specdec.drafters.head.config import check_fields
 from specdec.drafters.head.drafter import HeadDrafter, HeadState
 from specdec.drafters.tree import TreePlan
 from specdec.samplers.noise import Drawing
-from specdec.targets.features import FeatureLayer
-from specdec.types import Context, Draft
+from specdec.types import Context, Draft, FeatureLayer
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from specdec.drafters.vocabulary import CommonVocabulary
 from specdec.graphs.tree import shared
 from specdec.hf.prompts import prompt_inputs, why_not_read
 from specdec.samplers.noise import Drawing
-from specdec.targets.cache import SlotCache
+from specdec.slots.cache import SlotCache
 from specdec.targets.prompt_inputs import PromptInputs
 from specdec.targets.target import MAX_VOCAB_PADDING, SlotModel, Target
 from specdec.types import Context, Draft

@@ -13,11 +13,10 @@ from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.visible import Recent, Visible, attention_scores
 from specdec.samplers.noise import Drawing
-from specdec.targets.cache import Chunk, SlotCache
-from specdec.targets.features import Queries
+from specdec.slots.cache import Chunk, SlotCache
 from specdec.targets.target import Target
 from specdec.targets.text import TargetText
-from specdec.types import Context, Draft
+from specdec.types import Context, Draft, Queries
 
 
 class SelfDrafter(Drafter):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,10 +17,11 @@ from specdec.drafters.base import Drafter, check_drafter, check_state
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.tree import Tree
 from specdec.samplers.noise import Drawing
-from specdec.targets.features import FeatureLayer
-from specdec.targets.prompt_inputs import PromptInputs
-from specdec.targets.target import Target
-from specdec.types import Context, Draft, TargetOutput, Verified
+from specdec.types import Context, Draft, FeatureLayer, TargetOutput, Verified
+
+if TYPE_CHECKING:
+    from specdec.targets.prompt_inputs import PromptInputs
+    from specdec.targets.target import Target
 
 
 class _OfInner:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from torch import nn
+from transformers import PreTrainedModel
 
 ATTENTION_FIELD, EXPERTS_FIELD = "_attn_implementation_internal", "_experts_implementation_internal"
 """Fields of a configuration with the implementation that its layers run."""
@@ -72,3 +75,31 @@ UNDERSTOOD_LAYERS = {
     *(*INDEXED_LAYERS, *WINDOWED_LAYERS),
 }
 """Kinds of `config.layer_types` that run over slots."""
+
+
+def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, nn.ModuleList]:
+    """The module that runs the decoder layers and the final norm, and its list of layers.
+
+    It need not be `base_model`: the LM head of OPT calls `model.decoder` itself. HRM's two stacks
+    are one list.
+
+    Raises:
+        ValueError: the model has no list of as many layers as its configuration says.
+    """
+    config = model.config.get_text_config()
+    # Towers of images may have as many layers as the language model beside them.
+    base = model.base_model
+    backbone = getattr(base, "language_model", None) or getattr(base, "text_model", None) or base
+    # In LongCat-Flash layers have two attentions each, and the first number is that of these.
+    for count in (config.num_hidden_layers, getattr(config, "num_layers", None)):
+        for module in backbone.modules():
+            for child in module.children():
+                if isinstance(child, nn.ModuleList) and len(child) == count:
+                    return module, child
+    if hasattr(config, "num_layers_per_stack"):  # of HRM's, run in turns
+        stacks = [child.layers for child in backbone.children() if hasattr(child, "layers")]
+        return backbone, nn.ModuleList(chain(*stacks))
+    raise ValueError(
+        f"{type(model).__name__} has no list of {config.num_hidden_layers} decoder layers to take "
+        "features from"
+    )

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import torch
 
-from specdec.drafters.base import refuse_unread_target
 from specdec.loop.state import Parts, StepState
 from specdec.request.call import Request
 from specdec.targets.prompt_inputs import PromptChunk
+from specdec.targets.text import refuse_unread_target
 
 
 def chunks(length: int, chunk_size: int) -> list[int]:

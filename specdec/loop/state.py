@@ -19,8 +19,8 @@ from specdec.drafters.base import Drafter, check_state
 from specdec.graphs.tree import copy_from_host, copy_into, fill, map_tensors, parts_of, shared
 from specdec.request.call import Request
 from specdec.samplers import LogitsFilter, Noise, Sampler
+from specdec.slots.cache import SlotCache, narrowed
 from specdec.targets import Target
-from specdec.targets.cache import SlotCache, narrowed
 from specdec.targets.text import TargetText
 from specdec.types import PAD_TOKEN, Context
 
@@ -316,7 +316,7 @@ class StepState:
 
     def narrowed(self, num_in_use: int) -> AbstractContextManager[None]:
         """Lets the target's cache and those of the drafter attend over so many slots only, in one
-        step or chunk; see `specdec.targets.cache.narrowed`.
+        step or chunk; see `specdec.slots.cache.narrowed`.
         """
         return narrowed(self._caches, num_in_use)
 

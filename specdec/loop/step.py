@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import name_of, shown
-from specdec.drafters.base import refuse_unread_target
 from specdec.kernels.verify.reference import take_rows
 from specdec.loop.outcome import Outcome
 from specdec.loop.state import Parts, StepState
 from specdec.samplers.base import Sampler
 from specdec.samplers.logits_filter import logprobs_of
 from specdec.samplers.noise import StepNoise
+from specdec.targets.text import refuse_unread_target
 from specdec.types import PAD_TOKEN, Draft, TargetOutput, Verdict, Verified
 
 Stepper = Callable[[StepState, int], Outcome]

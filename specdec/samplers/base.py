@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from specdec.arguments import shown
-from specdec.kernels import verify
 from specdec.kernels.types import VerifyUniforms
-from specdec.kernels.verify.verdict import verify_points
+from specdec.kernels.verify.verdict import verify, verify_points
 from specdec.samplers.logits_filter import LogitsFilter
 from specdec.samplers.noise import Drawing, DrawRule, Noise, StepNoise, Stream, draw_by_inversion
 from specdec.settings import settings_of

@@ -23,8 +23,8 @@ from specdec.hf.layers import IGNORED_ATTRIBUTES, WINDOWED_LAYERS
 from specdec.hf.positions import position_limit
 from specdec.hf.refusals import cause_of_refusal
 from specdec.hf.versions import newer_than_tried
+from specdec.slots.cache import Chunk
 from specdec.targets.attention import ATTENTION, PROBE, LearnedLayer
-from specdec.targets.cache import Chunk
 from specdec.targets.edits.edit import Faster
 from specdec.targets.edits.experts import StepExperts
 from specdec.targets.edits.fusion import Fusion, note_on_weights

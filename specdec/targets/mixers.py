@@ -19,7 +19,7 @@ from transformers import DynamicCache, PreTrainedModel
 from specdec.graphs.tree import tables
 from specdec.hf.forward import cache_argument
 from specdec.hf.layers import INDEXED_LAYERS, WINDOWED_LAYERS, has_compressor
-from specdec.targets.cache import KeyValueShape
+from specdec.slots.cache import KeyValueShape
 from specdec.targets.edits.compressed import compressed_shapes
 from specdec.targets.edits.indexed import index_shapes
 from specdec.targets.edits.memory import MixerPlan, Place

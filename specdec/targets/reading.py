@@ -22,10 +22,10 @@ from transformers.generation import GenerationMixin, MaxLengthCriteria, Stopping
 
 from specdec.arguments import shown
 from specdec.hf.forward import CACHES, is_prefix_lm
+from specdec.hf.layers import decoder_layers
 from specdec.hf.prompts import NOT_READ, why_not_read
-from specdec.targets.attention import sees
-from specdec.targets.cache import Chunk
-from specdec.targets.features import decoder_layers
+from specdec.slots.attention import sees
+from specdec.slots.cache import Chunk
 from specdec.targets.prompt_inputs import WHOLE, PromptInputs
 from specdec.targets.route import Route
 from specdec.targets.view import private_view, wrap_forward

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdec.targets.cache import Chunk, Compressor, Indexer, KeyValueShape, SlotCache, Stored
+from specdec.slots.cache import Chunk, Compressor, Indexer, KeyValueShape, SlotCache, Stored
 from specdec.targets.edits.edit import Faster
-from specdec.targets.edits.memory import MixerPlan
+from specdec.targets.edits.memory import MixerPlan, RecurrentCache
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,10 @@ class Route:
 
     def init_cache(self, batch_size: int, num_slots: int, **options: Any) -> SlotCache:
         """Storage for what the layers keep of rows; options as of `SlotCache`."""
-        return SlotCache(batch_size, num_slots, self.shapes, mixers=self.mixers, **options)
+        if self.mixers:
+            return RecurrentCache(batch_size, num_slots, self.shapes, mixers=self.mixers, **options)
+        options.pop("max_window", None)
+        return SlotCache(batch_size, num_slots, self.shapes, **options)
 
     @property
     def is_compiled(self) -> bool:

@@ -17,14 +17,16 @@ from transformers import GenerationConfig, PreTrainedModel
 from specdec.arguments import check_choice, check_integer
 from specdec.graphs.tree import modules_of, weight_addresses
 from specdec.hf.forward import device_of, is_prefix_lm
+from specdec.hf.layers import decoder_layers
 from specdec.hf.positions import position_limit
-from specdec.targets.cache import Chunk, SlotCache, check_room
+from specdec.slots.cache import Chunk, SlotCache, check_room
 from specdec.targets.discovery import find_route, length_to_try
 from specdec.targets.edits.adapters import adapter_indices
 from specdec.targets.edits.edit import Edit, check_edits, name_of
 from specdec.targets.edits.layers import only_layers
+from specdec.targets.edits.memory import row_bytes
 from specdec.targets.edits.prompts import edit_prompts
-from specdec.targets.features import FeatureLayer, Queries, check_layers, decoder_layers
+from specdec.targets.features import check_layers
 from specdec.targets.prompt_inputs import LAST, PromptChunk, PromptInputs
 from specdec.targets.reading import Recording, inputs_of, read_causally, refuse_prompts
 from specdec.targets.route import Route
@@ -40,7 +42,7 @@ from specdec.targets.wrappers import (
     structure,
     unwrap,
 )
-from specdec.types import Draft, TargetOutput
+from specdec.types import Draft, FeatureLayer, Queries, TargetOutput
 
 MAX_VOCAB_PADDING = 1024
 """Vocabularies that share a tokenizer differ by the padding of their embedding tables, at most by
@@ -278,8 +280,8 @@ class SlotModel:
 
     def check_room(self, batch_size: int, num_slots: int, *, max_window: int = 1) -> None:
         """Raises `ValueError` for a cache that no device here can hold."""
-        options = {"mixers": self.route.mixers, "max_window": max_window}
-        check_room(batch_size, num_slots, self.route.shapes, **options)
+        others = row_bytes(self.route.mixers, max_window)
+        check_room(batch_size, num_slots, self.route.shapes, others)
 
     def forward(
         self, tokens: Tensor, cache: SlotCache, slots: Tensor, **options: Any

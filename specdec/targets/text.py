@@ -6,14 +6,14 @@ Legend: B rows, N tokens, S slots, d width of a head.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer
-from specdec.targets.cache import Chunk, SlotCache, Window
+from specdec.slots.cache import Chunk, SlotCache, Window
 from specdec.targets.target import SlotModel, Target
 
 
@@ -111,3 +111,16 @@ class TargetText:
         if model.model is not self.target.model:  # another one's adapters have other numbers
             own.pop("adapter", None)
         return model.forward(tokens, self.cache, slots, row_inputs=own, **options)
+
+
+def refuse_unread_target(drafter: Any, error: AttributeError) -> None:
+    """Raises `TypeError` where an error is that of a drafter that reads `Context.target` without
+    asking for it.
+    """
+    names = {*dir(TargetText), *(field.name for field in fields(TargetText))}
+    is_none = error.obj is None and error.name in names
+    if is_none and not drafter.reads_target:
+        raise TypeError(
+            f"{type(drafter).__name__} reads context.target.{error.name}, and context.target is "
+            "None for a drafter that does not ask for it; set reads_target = True on its class"
+        ) from error

@@ -19,10 +19,11 @@ from transformers import PreTrainedModel
 
 from specdec.graphs.tree import weight_addresses
 from specdec.hf.forward import cache_argument
-from specdec.hf.layers import ATTENTION_FIELD, set_implementation
+from specdec.hf.layers import ATTENTION_FIELD, decoder_layers, set_implementation
 from specdec.hf.positions import position_limit
-from specdec.targets.attention import ATTENTION, window_mask
-from specdec.targets.cache import SlotCache, Window
+from specdec.slots.attention import window_mask
+from specdec.slots.cache import SlotCache, Window
+from specdec.targets.attention import ATTENTION
 from specdec.targets.edits.adapters import edit_adapters
 from specdec.targets.edits.biases import edit_biases
 from specdec.targets.edits.compressed import edit_compressors
@@ -33,9 +34,9 @@ from specdec.targets.edits.indexed import edit_indexers
 from specdec.targets.edits.memory import edit_memory
 from specdec.targets.edits.own_attention import edit_own_attention
 from specdec.targets.edits.streams import Streams, edit_sparsity
-from specdec.targets.features import FeatureLayer, Queries, decoder_layers
 from specdec.targets.route import Route
 from specdec.targets.view import private_view, wrap_forward
+from specdec.types import FeatureLayer, Queries
 
 
 class Views(NamedTuple):

@@ -21,7 +21,7 @@ from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.head.pictures import of_three_axes
 from specdec.drafters.head.rotary import angles_at
 from specdec.hf.forward import is_prefix_lm
-from specdec.targets.features import FeatureLayer, decoder_layers
+from specdec.hf.layers import decoder_layers
 from specdec.targets.reading import is_not_of_id, reading_view, refuse_prompts
 from specdec.targets.view import wrap_forward
 from specdec.training.divergences import Loss, soft_ce
@@ -29,6 +29,7 @@ from specdec.training.eagle import TrainingTimeTest
 from specdec.training.losses import losses_of
 from specdec.training.step_weights import StepWeights
 from specdec.training.teacher import SoftLabels, Teacher
+from specdec.types import FeatureLayer
 
 
 @dataclass(frozen=True, eq=False)

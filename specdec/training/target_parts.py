@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
+from specdec.hf.layers import decoder_layers
 from specdec.hf.prompts import auto_class
 from specdec.loading import find_pretrained, load_causal_lm, load_pretrained, place_of
-from specdec.targets.features import decoder_layers
 
 
 def load_spread_target(name: str, *, dtype: str | torch.dtype = "auto") -> tuple[Any, Any]:

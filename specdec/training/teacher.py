@@ -14,9 +14,10 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from specdec import processes
-from specdec.targets.features import FeatureLayer, Features
+from specdec.targets.features import Features
 from specdec.targets.view import private_view
 from specdec.targets.views import catch_features
+from specdec.types import FeatureLayer
 
 
 class SoftLabels(NamedTuple):

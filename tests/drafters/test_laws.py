@@ -64,7 +64,7 @@ from specdec import (
 from specdec.graphs.tree import fill, keep_rows, tables
 from specdec.kernels import draw
 from specdec.samplers import CouplingSampler, Stream
-from specdec.targets.cache import SlotCache, round_up
+from specdec.slots.cache import SlotCache, round_up
 
 FILTERS = {
     "plain": {},

@@ -7,7 +7,7 @@ from drafting import drawing, ragged_prompts
 
 from specdec import Context, Draft, SpeculativeGenerator, Tree
 from specdec.drafters.head.window import WindowPlan
-from specdec.targets.cache import KeyValueShape, SlotCache, narrowed
+from specdec.slots.cache import KeyValueShape, SlotCache, narrowed
 from specdec.targets.text import TargetText
 
 IDS, MASK = ragged_prompts(MODEL.config.vocab_size, 21, 1, 12)
@@ -63,7 +63,7 @@ def test_every_window_of_the_loop_lies_in_the_slots_in_use(name, monkeypatch):
         return opened(cache, slots, **options)
 
     opened, generator = SlotCache.open_window, generator_of(name, prefill_chunk_size=5)
-    monkeypatch.setattr("specdec.targets.cache.SLOT_MULTIPLE", 1)  # a bound that is not rounded
+    monkeypatch.setattr("specdec.slots.cache.SLOT_MULTIPLE", 1)  # a bound that is not rounded
     monkeypatch.setattr(SlotCache, "open_window", open_window)
     generation = generator.start(IDS, MASK, **OPTIONS)
     for number in range(12):

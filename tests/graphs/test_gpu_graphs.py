@@ -35,7 +35,7 @@ from specdec.graphs.storage import StorageMovedError
 from specdec.loop.check import ReplayMismatchError
 from specdec.loop.replay import NUM_EAGER
 from specdec.loop.state import TokenBuffer
-from specdec.targets.cache import SlotCache
+from specdec.slots.cache import SlotCache
 from specdec.training.eagle import eagle_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]

@@ -171,7 +171,7 @@ def test_a_target_verifies_without_masks_and_reads_nothing_beyond_a_length(
     """Against its own forward over the text without a cache."""
     model = build(name, dtype=dtype).cuda()
     target = Target(model)
-    monkeypatch.setattr("specdec.targets.attention.window_mask", no_mask)
+    monkeypatch.setattr("specdec.slots.attention.window_mask", no_mask)
     tokens = torch.randint(0, VOCAB, (3, 12), generator=torch.Generator().manual_seed(0)).cuda()
     lengths = torch.tensor([2, 7, 4], device="cuda")
     cache = target.init_cache(3, 32)

@@ -19,9 +19,12 @@ from specdec import ModelDrafter, SpeculativeGenerator, Target, Tree
 from specdec.kernels import ragged_attention
 from specdec.kernels.attention import triton
 from specdec.kernels.types import CAUSAL
-from specdec.targets import attention, discovery
-from specdec.targets.attention import ATTENTION, slot_attention, window_mask
-from specdec.targets.cache import Chunk, Window
+from specdec.slots import attention
+from specdec.slots.attention import window_mask
+from specdec.slots.cache import Chunk, Window
+from specdec.targets import attention as hf_attention
+from specdec.targets import discovery
+from specdec.targets.attention import ATTENTION, slot_attention
 
 SIZE, NUM_NEW = 8, 24
 LENGTHS = 1, 9, 16, 21
@@ -187,7 +190,7 @@ def test_the_self_test_finds_a_wrong_chunk(fault, dtype, monkeypatch):
     Target(model)
 
 
-TEMPERED = attention._tempered
+TEMPERED = hf_attention._tempered
 
 
 def of_the_first_row(module, query, window):
@@ -201,7 +204,7 @@ def by_slots(module, query, window):
 @pytest.mark.parametrize("fault", [of_the_first_row, lambda module, query, window: query])
 def test_the_self_test_finds_a_wrong_temperature(fault, monkeypatch):
     model = build("llama4", **TEMPERATURE)
-    monkeypatch.setattr(attention, "_tempered", fault)
+    monkeypatch.setattr(hf_attention, "_tempered", fault)
     with pytest.raises(ValueError, match=r"layers\.3\.self_attn differs from its plain forward"):
         Target(model)
     monkeypatch.undo()
@@ -210,7 +213,7 @@ def test_the_self_test_finds_a_wrong_temperature(fault, monkeypatch):
 
 def test_a_temperature_by_slots_is_no_temperature_of_a_tree(monkeypatch):
     model = build("llama4", **TEMPERATURE)
-    monkeypatch.setattr(attention, "_tempered", by_slots)
+    monkeypatch.setattr(hf_attention, "_tempered", by_slots)
     with pytest.raises(ValueError, match="cannot read the window of a tree"):
         Target(model).check_trees()
 
@@ -218,7 +221,7 @@ def test_a_temperature_by_slots_is_no_temperature_of_a_tree(monkeypatch):
 def test_a_mask_that_only_resembles_chunks_is_refused():
     """Chunks that begin one position later are none."""
     for late in (0, 1):
-        mask = attention.HFMask(
+        mask = hf_attention.HFMask(
             SIZE, lambda row, head, q, k, d=late: (k <= q) & ((k - d) // SIZE == (q - d) // SIZE)
         )
         fitting = [window for window in mask.windows if mask.is_causal_within(window, None)]

@@ -22,11 +22,10 @@ from specdec import ModelDrafter, SelfDrafter, SpeculativeGenerator, Target, Tre
 from specdec.drafters import Recent
 from specdec.graphs.tree import tables
 from specdec.loop import host
-from specdec.targets.cache import Compressor, SlotCache
+from specdec.slots.cache import Compressor, SlotCache
 from specdec.targets.edits import compressed
 from specdec.targets.edits.compressed import COMPRESSED, LayerSlots, compressed_attention
-from specdec.targets.features import Queries
-from specdec.types import Draft
+from specdec.types import Draft, Queries
 
 if "deepseek_v4" not in CONFIG_MAPPING:
     pytest.skip(

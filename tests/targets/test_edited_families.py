@@ -20,9 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec import ModelDrafter, SelfDrafter, SpeculativeGenerator, Target, Tree
 from specdec.loop import host
+from specdec.slots.attention import sees
+from specdec.slots.cache import SlotCache
 from specdec.targets import discovery
-from specdec.targets.attention import HFMask, sees, slot_attention
-from specdec.targets.cache import SlotCache
+from specdec.targets.attention import HFMask, slot_attention
 from specdec.targets.edits import biases, own_attention
 from specdec.targets.edits.heads import edit_heads
 from specdec.targets.view import private_view

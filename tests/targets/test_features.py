@@ -18,8 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from specdec import SpeculativeGenerator, Target
 from specdec.drafters import NoDrafter
-from specdec.targets.features import Queries
-from specdec.types import Draft
+from specdec.types import Draft, Queries
 
 NAMES = ["llama", "gpt2", "gemma3", "opt", "gptj", "falcon_gqa", "mpt", "gpt_oss", "deepseek_v3"]
 LENGTHS = [3, 11, 7]

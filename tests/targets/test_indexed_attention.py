@@ -22,8 +22,8 @@ from specdec import ModelDrafter, SelfDrafter, SpeculativeGenerator, Target, Tre
 from specdec.drafters import Recent
 from specdec.graphs.tree import tables
 from specdec.loop import host
+from specdec.slots.cache import Indexer, SlotCache
 from specdec.targets import discovery, views
-from specdec.targets.cache import Indexer, SlotCache
 from specdec.targets.edits.blocks import BLOCKS as BLOCKED
 from specdec.targets.edits.blocks import block_attention
 from specdec.targets.edits.indexed import INDEXED, indexed_attention

@@ -28,8 +28,8 @@ from specdec import (
 from specdec.certificates import certify
 from specdec.evaluation.hf_generate import HFGenerate
 from specdec.graphs.capture import CaptureError
+from specdec.hf.layers import decoder_layers
 from specdec.targets import window_of, wrap_forward
-from specdec.targets.features import decoder_layers
 from specdec.types import Draft
 
 LENGTHS = 17, 3, 1, 9

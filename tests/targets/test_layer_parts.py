@@ -8,7 +8,7 @@ from architectures import VOCAB, build
 from torch import nn
 
 from specdec import Target
-from specdec.targets.features import decoder_layers
+from specdec.hf.layers import decoder_layers
 from specdec.targets.route import Route
 from specdec.targets.views import open_views
 

@@ -12,8 +12,8 @@ from architectures import VOCAB, build
 from specdec import Target
 from specdec.drafters.head.layers import LayerConfig
 from specdec.drafters.head.window import WindowPlan
-from specdec.targets.attention import window_mask
-from specdec.targets.cache import SlotCache, Window
+from specdec.slots.attention import window_mask
+from specdec.slots.cache import SlotCache, Window
 
 PARENTS = [-1, 0, 0, 1, 1, 2, 5, 6, 7]
 """The node that each node hangs on; the first is the root. Two nodes have depth 1."""

@@ -10,7 +10,7 @@ from drafting import perturbed, ragged_prompts
 
 from specdec import EagleDrafter, ModelDrafter, SpeculativeGenerator, Target
 from specdec.drafters import EagleHead
-from specdec.targets import attention
+from specdec.slots import attention
 from specdec.training.eagle import eagle_config
 from specdec.types import Draft
 
@@ -25,7 +25,7 @@ def no_mask(*_):
 @pytest.fixture
 def raggedly(monkeypatch):
     """Every window attends as a window of few tokens does on a GPU."""
-    monkeypatch.setattr("specdec.targets.cache.has_kernels", lambda devices: True)
+    monkeypatch.setattr("specdec.slots.cache.has_kernels", lambda devices: True)
     monkeypatch.setattr(attention, "attends_raggedly", lambda *_, **__: True)
     monkeypatch.setattr(attention, "window_mask", no_mask)
 

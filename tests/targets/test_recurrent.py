@@ -29,7 +29,7 @@ from specdec import (
 )
 from specdec.graphs.tree import size_bytes, tables
 from specdec.samplers import BlockSampler
-from specdec.targets import cache as cache_module
+from specdec.slots import cache as cache_module
 from specdec.targets import mixers
 from specdec.targets.edits import memory
 from specdec.targets.edits.memory import Memory, _MixerCall

@@ -13,9 +13,9 @@ from architectures import VOCAB, build
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from specdec import SpeculativeGenerator, Target
+from specdec.slots.cache import Window
 from specdec.targets import discovery
 from specdec.targets.attention import ATTENTION, slot_attention
-from specdec.targets.cache import Window
 
 DEEP = {
     "vocab_size": VOCAB,

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.kernels import AttentionOptions, ragged_attention
-from specdec.targets.attention import probe_attention, slot_attention, window_mask
-from specdec.targets.cache import SlotCache, Window
+from specdec.slots.attention import window_mask
+from specdec.slots.cache import SlotCache, Window
+from specdec.targets.attention import probe_attention, slot_attention
 
 options = st.fixed_dictionaries(
     {

@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from specdec import ModelDrafter, SpeculativeGenerator, Target
 from specdec.graphs.tree import fill, keep_rows, rows_to_keep, size_bytes
-from specdec.targets.attention import window_mask
-from specdec.targets.cache import KeyValueShape, SlotCache, Window, check_room, narrowed, round_up
+from specdec.slots.attention import window_mask
+from specdec.slots.cache import KeyValueShape, SlotCache, Window, check_room, narrowed, round_up
 from specdec.types import Draft
 
 LAYERS, HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 2, 3, 1
@@ -213,7 +213,7 @@ def test_the_poison_check_fails_where_attention_does_look(monkeypatch):
     def sees_one_slot_too_many(window, *args):
         return window_mask(Window(window.slots + 1, window.num_attended), *args)
 
-    monkeypatch.setattr("specdec.targets.attention.window_mask", sees_one_slot_too_many)
+    monkeypatch.setattr("specdec.slots.attention.window_mask", sees_one_slot_too_many)
     clean = verified_logits(target, {})
     assert not torch.equal(verified_logits(target, {"behind the window": 1e30}), clean)
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, Protocol
 
 from specdec.arguments import shown
-from specdec.targets.features import FeatureLayer
+from specdec.types import FeatureLayer
 
 
 class HeadConfig(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,11 @@ from specdec.drafters.head.window import ContextRows, read_context
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.tree import Tree, TreePlan
 from specdec.graphs.tree import shared
-from specdec.targets import Target
-from specdec.targets.cache import SlotCache
+from specdec.slots.cache import SlotCache
 from specdec.types import Context
+
+if TYPE_CHECKING:
+    from specdec.targets import Target
 
 
 @dataclass(frozen=True, eq=False)

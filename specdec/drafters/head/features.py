@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from specdec.drafters.head.config import check_fields, refuse
 from specdec.drafters.head.layers import Attend, Attention, GatedMLP, LayerConfig, RMSNorm
 from specdec.drafters.head.sharing import apply_lm_head, check_target_ids
-from specdec.targets.features import FeatureLayer
+from specdec.types import FeatureLayer
 
 
 @dataclass(frozen=True)

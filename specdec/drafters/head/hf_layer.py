@@ -18,9 +18,9 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from specdec.drafters.head.layers import Attend
 from specdec.drafters.head.rotary import cosines_and_sines
+from specdec.hf.layers import decoder_layers
 from specdec.kernels import AttentionOptions
-from specdec.targets.cache import KeyValueShape
-from specdec.targets.features import decoder_layers
+from specdec.slots.cache import KeyValueShape
 
 HEAD_ATTENTION = "specdec_head"
 """The name under which HF layers of heads attend."""

@@ -26,8 +26,8 @@ from specdec.drafters.head.config import check_fields, refuse
 from specdec.drafters.head.rotary import INTERLEAVED, SECTIONS, axes_of, cosines_and_sines
 from specdec.kernels import AttentionOptions
 from specdec.kernels.types import CAUSAL
-from specdec.targets.attention import attend
-from specdec.targets.cache import KeyValueShape, Window
+from specdec.slots.attention import attend
+from specdec.slots.cache import KeyValueShape, Window
 
 Attend = Callable[..., Tensor]
 """(index of the layer, queries `[B, Hq, N, D]`, keys and values `[B, Hkv, R + N, D]`) -> `[B, Hq,

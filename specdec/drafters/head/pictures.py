@@ -10,6 +10,7 @@ Legend: B rows, N tokens of a chunk.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,9 @@ from torch import Tensor
 
 from specdec.drafters.head.window import ContextRows
 from specdec.graphs.tree import shared
-from specdec.targets.prompt_inputs import PromptChunk
+
+if TYPE_CHECKING:
+    from specdec.targets.prompt_inputs import PromptChunk
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ propose.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,17 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import shown
 from specdec.drafters.head.config import HeadConfig
-from specdec.targets import Target
-from specdec.targets.wrappers import unwrap
+
+if TYPE_CHECKING:
+    from specdec.targets import Target
 
 
 def model_of(target: PreTrainedModel | Target) -> PreTrainedModel:
     """The HF model of a target that may be wrapped."""
+    # By then somebody has a target; a head alone needs none.
+    from specdec.targets import Target
+    from specdec.targets.wrappers import unwrap
+
     return target.model if isinstance(target, Target) else unwrap(target)
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from specdec.drafters.head.layers import Attend
 from specdec.kernels import AttentionOptions
 from specdec.kernels.types import CAUSAL
-from specdec.targets.attention import attend
-from specdec.targets.cache import SlotCache
+from specdec.slots.attention import attend
+from specdec.slots.cache import SlotCache
 from specdec.types import Context
 
 

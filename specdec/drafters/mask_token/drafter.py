@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -23,8 +23,10 @@ from specdec.drafters.mask_token.window import MaskWindow, WindowSpec, expand_wi
 from specdec.drafters.proposal import Kind
 from specdec.drafters.tree import Tree, TreePass, TreePlan
 from specdec.samplers.noise import Drawing
-from specdec.targets import Target
 from specdec.types import Context, Draft
+
+if TYPE_CHECKING:
+    from specdec.targets import Target
 
 
 class MaskTokenDrafter(HeadDrafter):

@@ -18,7 +18,7 @@ from specdec.drafters.head.hf_layer import HFLayerConfig
 from specdec.drafters.head.layers import LayerConfig, RMSNorm
 from specdec.drafters.head.sharing import apply_lm_head
 from specdec.drafters.head.window import Pass
-from specdec.targets.features import FeatureLayer
+from specdec.types import FeatureLayer
 
 Semantics = Literal["chain", "target"]
 

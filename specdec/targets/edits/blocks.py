@@ -20,11 +20,12 @@ from transformers import AttentionInterface
 
 from specdec.hf.layers import ATTENTION_FIELD, BLOCK_COUNT, set_implementation
 from specdec.kernels import AttentionOptions
-from specdec.targets.attention import attend, note_queries, seen_mask, slot_attention
-from specdec.targets.cache import SlotCache, Window
+from specdec.slots.attention import attend, seen_mask
+from specdec.slots.cache import SlotCache, Window
+from specdec.targets.attention import note_queries, slot_attention
 from specdec.targets.edits.edit import Running
-from specdec.targets.features import Queries
 from specdec.targets.view import wrap_forward
+from specdec.types import Queries
 
 BLOCKS = "specdec_blocks"
 """The name under which these layers run."""

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from specdec.hf.layers import ATTENTION_FIELD, ROTATE, has_compressor, set_implementation
-from specdec.targets.attention import ATTENTION, sees
-from specdec.targets.cache import Compressor, KeyValueShape, SlotCache, Window
+from specdec.slots.attention import sees
+from specdec.slots.cache import Compressor, KeyValueShape, SlotCache, Window
+from specdec.targets.attention import ATTENTION
 from specdec.targets.edits.convolutions import with_cache
 from specdec.targets.edits.edit import Running
 from specdec.targets.view import wrap_forward

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 from torch import nn
 
-from specdec.targets.cache import SlotCache
+from specdec.slots.cache import SlotCache
 from specdec.targets.view import wrap_forward
 
 GATE = "forget_gate"

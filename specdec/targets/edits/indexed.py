@@ -28,20 +28,14 @@ from specdec.hf.layers import (
     set_implementation,
 )
 from specdec.kernels import AttentionOptions
-from specdec.targets.attention import (
-    ATTENTION,
-    HFMask,
-    attend,
-    note_queries,
-    seen_mask,
-    slot_attention,
-)
-from specdec.targets.cache import Indexer, KeyValueShape, Window
+from specdec.slots.attention import attend, seen_mask
+from specdec.slots.cache import Indexer, KeyValueShape, Window
+from specdec.targets.attention import ATTENTION, HFMask, note_queries, slot_attention
 from specdec.targets.edits.blocks import choose_few_blocks, edit_blocks, reads_blocks
 from specdec.targets.edits.edit import Running
 from specdec.targets.edits.pooled import edit_pools, pool_size
-from specdec.targets.features import Queries
 from specdec.targets.view import private_view, wrap_forward
+from specdec.types import Queries
 
 INDEXED = "specdec_indexed"
 """The name under which layers with chosen keys run."""

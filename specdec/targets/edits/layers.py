@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection
 
 from transformers import PreTrainedModel
 
+from specdec.hf.layers import decoder_layers
 from specdec.targets.edits.edit import Edit
-from specdec.targets.features import decoder_layers
 from specdec.targets.view import wrap_forward
 
 

@@ -19,13 +19,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.graphs.tree import shared
+from specdec.slots.cache import KeyValueShape, SlotCache, Stored, Window
 from specdec.targets.view import wrap_forward
 
 
@@ -379,6 +380,76 @@ class _MixerCall:
                         -1, index[:, None].expand(-1, inputs.shape[1], -1)
                     )
         return states
+
+
+@dataclass(init=False, eq=False, repr=False)
+class RecurrentCache(SlotCache):
+    """A `SlotCache` of a model with recurrent layers, which read once more what was kept of their
+    last window when the next one opens.
+
+    Args:
+        batch_size, num_slots, shapes: as of `SlotCache`.
+        mixers: recurrent ones, by name.
+        max_window: tokens of the longest window of a step.
+        extra_slots: as of `SlotCache`.
+
+    Attributes:
+        memory: of the recurrent layers.
+    """
+
+    memory: Memory
+
+    def __init__(
+        self,
+        batch_size: int,
+        num_slots: int,
+        shapes: Mapping[Stored, KeyValueShape],
+        *,
+        mixers: Mapping[str, MixerPlan],
+        max_window: int = 1,
+        extra_slots: int | None = None,
+    ):
+        self.memory = Memory(batch_size, max_window, mixers)
+        super().__init__(batch_size, num_slots, shapes, extra_slots=extra_slots)
+
+    def __post_init__(self):
+        super().__post_init__()
+        count = 1 + max(place.layer for place in self.memory.states)
+        self.layers = [LayerStates(self.memory, i) for i in range(count)]
+
+    def open_window(self, slots: Tensor, *, is_chunk: bool = False, **options: Any) -> Window:
+        """As `SlotCache.open_window`."""
+        self.memory.open(slots, self.padding_slot, is_chunk=is_chunk)
+        return super().open_window(slots, is_chunk=is_chunk, memory=self.memory, **options)
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
+        """HF's entry: the last inputs of a convolution, zeros before the text."""
+        return self.memory.run.states[Place("conv", layer_idx, state_idx)]
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        """HF's entry: inputs of a convolution behind those that it still sees."""
+        return self.memory.run.convolve(Place("conv", layer_idx, state_idx), conv_states)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
+        """HF's entry: the state behind the text so far."""
+        return self.memory.run.states[Place("recurrent", layer_idx, state_idx)]
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        """HF's entry: the state behind the window."""
+        self.memory.run.states[Place("recurrent", layer_idx, state_idx)] = recurrent_states
+        return recurrent_states
+
+    def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
+        """HF's entry: a row without text has the state of zeros."""
+        return True
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """HF's entry: convolutions are handed all of their inputs, also for one token."""
+        return True
 
 
 def edit_memory(view: PreTrainedModel, mixers: Mapping[str, MixerPlan]) -> None:

@@ -16,14 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdec.targets.attention import (
-    ATTENTION,
-    PROBE,
-    HFMask,
-    probe_attention,
-    sees,
-    slot_attention,
-)
+from specdec.slots.attention import sees
+from specdec.targets.attention import ATTENTION, PROBE, HFMask, probe_attention, slot_attention
 from specdec.targets.view import wrap_forward
 
 METHOD = "_attn"

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from specdec.targets.cache import SlotCache
+from specdec.slots.cache import SlotCache
 from specdec.targets.edits.convolutions import with_cache
 from specdec.targets.edits.edit import Running
 from specdec.targets.view import wrap_forward

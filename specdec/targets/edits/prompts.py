@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.targets.features import decoder_layers
+from specdec.hf.layers import decoder_layers
 from specdec.targets.prompt_inputs import LAST
 from specdec.targets.view import wrap_forward
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from specdec.graphs.tree import fill
 from specdec.hf.positions import position_limit
-from specdec.targets.cache import Chunk, KeyValueShape, SlotCache, memory_bytes, narrowed
+from specdec.slots.cache import Chunk, KeyValueShape, SlotCache, memory_bytes, narrowed
 from specdec.targets.edits.blocks import BLOCK
 from specdec.targets.edits.edit import Edit
 from specdec.targets.edits.indexed import FEW
@@ -82,7 +82,7 @@ class Trial:
         yield self.plain.difference(self._first, narrow)
         yield self.plain.difference(self._later, self._states(later, self._later))
         yield self.plain.difference(self._kept, self._states(one, self._kept))
-        if self._cache.memory is not None:  # the same behind a chunk of a prompt
+        if self._views.route.mixers:  # the same behind a chunk of a prompt
             fill((self._cache.memory, self._cache.stores), 0)
             ragged = torch.where(self._first < self._kept, self._first, self._cache.padding_slot)
             self._states(first, ragged, is_chunk=True)

@@ -27,8 +27,6 @@ from transformers.cache_utils import Cache
 from specdec.graphs.tree import shared, tables
 from specdec.kernels import write_slots
 from specdec.kernels.slots.reference import writes_slots
-from specdec.targets.edits.memory import LayerStates, Memory, MixerPlan, Place, row_bytes
-from specdec.targets.prompt_inputs import PromptChunk
 
 SLOT_MULTIPLE = 16
 """Numbers of slots are multiples of this, so that every row of a mask starts at an address that
@@ -131,9 +129,9 @@ class Window:
         row_inputs: Mapping[str, Tensor] | None = None,
         logits_to_keep: int | None = 0,
         is_chunk: bool = False,
-        memory: Memory | None = None,
+        memory: Any = None,
         has_kernels: bool = False,
-        prompt: PromptChunk | None = None,
+        prompt: Any = None,
     ):
         self.prompt = prompt
         self.slots, self.num_attended = slots, num_attended
@@ -200,19 +198,22 @@ def check_room(
     batch_size: int,
     num_slots: int,
     shapes: Mapping[Stored, KeyValueShape],
-    *,
-    mixers: Mapping[str, MixerPlan] | None = None,
-    max_window: int = 1,
+    others: Iterable[tuple[torch.device, int]] = (),
 ) -> None:
     """Raises `ValueError` for a cache that is larger than a device's whole memory, and says how
-    many rows fit at most; arguments as of `SlotCache`.
+    many rows fit at most.
+
+    Args:
+        batch_size, num_slots, shapes: as of `SlotCache`.
+        others: bytes of each row besides, by device, of recurrent states.
     """
     needs = Counter[torch.device]()
     for heads, key_width, value_width, dtype, device in shapes.values():
         needs[device] += num_slots * heads * (key_width + value_width) * dtype.itemsize
-    for device, kept in row_bytes(mixers, max_window) if mixers else ():
+    what = "keys and values"
+    for device, kept in others:
         needs[device] += kept
-    what = "keys, values and recurrent states" if mixers else "keys and values"
+        what = "keys, values and recurrent states"
     for device, needed in needs.items():
         there = memory_bytes(device)
         if there is not None and batch_size * needed > there:
@@ -248,15 +249,12 @@ class SlotCache(Cache):
             of `SLOT_MULTIPLE`.
         shapes: what each layer stores, by layer index, and what else is stored of a token, by
             `Indexer` or `Compressor`.
-        mixers: of recurrent layers; see `Memory`.
-        max_window: tokens of the longest window of a step, where there are mixers.
         extra_slots: how many of these slots the windows of a step may use beyond those of the text
             and of K tokens after it. `None` where nobody knows: then `in_use` is always S.
 
     Attributes:
         in_use: forwards attend over the first so many slots, a multiple of `SLOT_MULTIPLE`. It is S
             but inside of `narrowed`.
-        memory: of recurrent layers, `None` where there are none.
         row_inputs: what windows say of each row, by name, `[B, ...]`. `"position_offset"`, int64:
             how much further on its tokens stand in its text than their slots say. `"prompt_end"`,
             int64: the position of the last token of its prompt, for edits. `"adapter"`, int64: of
@@ -276,7 +274,6 @@ class SlotCache(Cache):
     """
 
     stores: list[Tensor]
-    memory: Memory | None
     row_inputs: dict[str, Tensor]
     num_slots: int = shared()
     extra_slots: int | None = shared()
@@ -288,12 +285,9 @@ class SlotCache(Cache):
         num_slots: int,
         shapes: Mapping[Stored, KeyValueShape],
         *,
-        mixers: Mapping[str, MixerPlan] | None = None,
-        max_window: int = 1,
         extra_slots: int | None = None,
     ):
         self.extra_slots, self.row_inputs = extra_slots, {}
-        self.memory = Memory(batch_size, max_window, mixers) if mixers else None
         self.num_slots, self._places = round_up(num_slots), {}
         for layer, (heads, key_width, value_width, *where) in shapes.items():
             self._places.setdefault((heads, key_width, *where), []).append(("keys", layer))
@@ -309,9 +303,6 @@ class SlotCache(Cache):
         layer's storage, one line per slot to write, by head to attend.
         """
         super().__init__(layers=[])
-        if self.memory is not None:
-            count = 1 + max(place.layer for place in self.memory.states)
-            self.layers = [LayerStates(self.memory, i) for i in range(count)]
         self.padding_slot, self.window = self.num_slots, None
         self.in_use = self.num_slots
         self.num_rows = next((len(table) for table in tables(self).values()), 0)
@@ -334,7 +325,7 @@ class SlotCache(Cache):
 
         This is also where a cache deals with what was rejected since its last window: everything at
         or after a row's first slot. For slots there is nothing to do, since no token sees them
-        before they are overwritten; recurrent layers read once more what was kept.
+        before they are overwritten.
 
         Args:
             slots: see `Window`.
@@ -344,10 +335,7 @@ class SlotCache(Cache):
         Returns:
             The window to hand to the model call.
         """
-        if self.memory is not None:
-            self.memory.open(slots, self.padding_slot, is_chunk=is_chunk)
-        own = {"memory": self.memory, "has_kernels": self.has_kernels}
-        own["row_inputs"] = self.row_inputs
+        own = {"has_kernels": self.has_kernels, "row_inputs": self.row_inputs}
         self.window = Window(slots, self.in_use, is_chunk=is_chunk, **{**own, **options})
         return self.window
 
@@ -447,35 +435,6 @@ class SlotCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Called by HF to get mask sizes: (slots attended over, offset)."""
         return self.window.num_attended, 0
-
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
-        """HF's entry: the last inputs of a convolution, zeros before the text."""
-        return self.memory.run.states[Place("conv", layer_idx, state_idx)]
-
-    def update_conv_state(
-        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
-    ) -> Tensor:
-        """HF's entry: inputs of a convolution behind those that it still sees."""
-        return self.memory.run.convolve(Place("conv", layer_idx, state_idx), conv_states)
-
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
-        """HF's entry: the state behind the text so far."""
-        return self.memory.run.states[Place("recurrent", layer_idx, state_idx)]
-
-    def update_recurrent_state(
-        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
-    ) -> Tensor:
-        """HF's entry: the state behind the window."""
-        self.memory.run.states[Place("recurrent", layer_idx, state_idx)] = recurrent_states
-        return recurrent_states
-
-    def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
-        """HF's entry: a row without text has the state of zeros."""
-        return True
-
-    def is_recording_past(self, layer_idx: int) -> bool:
-        """HF's entry: convolutions are handed all of their inputs, also for one token."""
-        return True
 
 
 @contextmanager

@@ -1,0 +1,3 @@
+"""Storage in slots, one length per row, and attention over it: what targets and drafters are run
+over. It knows no model.
+"""
