@@ -28,6 +28,9 @@ from specdec.graphs.tree import shared, tables
 from specdec.kernels import write_slots
 from specdec.kernels.slots.reference import writes_slots
 
+LAST = "last_embedding"
+"""Name of the row input that holds the embedding of a prompt's last token, where it is not that of
+its id."""
 SLOT_MULTIPLE = 16
 """Numbers of slots are multiples of this, so that every row of a mask starts at an address that
 every attention backend can read (cuDNN's needs 16 bytes, in half precision 8 slots).

@@ -18,19 +18,20 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 
 from specdec.graphs.tree import modules_of
 from specdec.hf.foreign import foreign_attention, foreign_masks, has_own_code
-from specdec.hf.forward import code_of, device_of
-from specdec.hf.layers import IGNORED_ATTRIBUTES, WINDOWED_LAYERS
+from specdec.hf.forward import cache_argument, code_of, device_of
+from specdec.hf.layers import (
+    IGNORED_ATTRIBUTES,
+    INDEXED_LAYERS,
+    WINDOWED_LAYERS,
+    has_compressor,
+)
 from specdec.hf.positions import position_limit
 from specdec.hf.refusals import cause_of_refusal
 from specdec.hf.versions import newer_than_tried
-from specdec.slots.cache import Chunk
+from specdec.slots.cache import Chunk, KeyValueShape
 from specdec.targets.attention import ATTENTION, PROBE, LearnedLayer
 from specdec.targets.edits.edit import Faster
-from specdec.targets.edits.experts import StepExperts
-from specdec.targets.edits.fusion import Fusion, note_on_weights
-from specdec.targets.edits.joint import JointProducts
-from specdec.targets.edits.latents import Latents
-from specdec.targets.mixers import stored_of, with_closing_gates
+from specdec.targets.families import FASTER, asked, families_of, has_quantised_weight
 from specdec.targets.route import Route
 from specdec.targets.trial.self_test import compare
 from specdec.targets.trial.witness import (
@@ -38,6 +39,7 @@ from specdec.targets.trial.witness import (
     Reading,
     is_same_reading,
     read_little,
+    trial_texts,
 )
 from specdec.targets.views import open_view
 from specdec.targets.wrappers import (
@@ -82,12 +84,22 @@ def find_route(model: PreTrainedModel, *, fuse: bool = False, num_tokens: int = 
 
 def _fastest(model: PreTrainedModel, fuse: bool) -> tuple[tuple[Faster, ...], dict[str, str]]:
     """Every edit for speed that there is, and a note on each kind; the last is given up first."""
-    kinds = (StepExperts, Latents, Fusion, JointProducts) if fuse else (StepExperts, Latents)
-    found = {kind: kind.of(model) for kind in kinds}
+    own = {family.__name__.rpartition(".")[2]: family for family in families_of(model, FASTER)}
+    experts = [own["experts"].StepExperts] if "experts" in own else []
+    latents = [own["latents"].Latents] if "latents" in own else []
+    fused: list[Any] = []
+    if fuse:
+        from specdec.targets.edits.fusion import Fusion
+        from specdec.targets.edits.joint import JointProducts
+
+        fused = [Fusion, JointProducts]
+    found = {kind: kind.of(model) for kind in (*experts, *latents, *fused)}
     notes = {kind.__name__: note for kind, (_, note) in found.items() if note is not None}
-    if not fuse:
-        return tuple(e for e, _ in found.values() if e), notes | note_on_weights(model)
-    edits = (found[kind][0] for kind in (StepExperts, JointProducts, Fusion, Latents))
+    if not fuse and any(map(has_quantised_weight, model.modules())):
+        from specdec.targets.edits.fusion import note_on_weights
+
+        notes |= note_on_weights(model)
+    edits = (found[kind][0] for kind in (*experts, *reversed(fused), *latents))
     return tuple(edit for edit in edits if edit is not None), notes
 
 
@@ -163,7 +175,7 @@ def _through_attention_interface(model: PreTrainedModel) -> Route:
     learned: dict[int, LearnedLayer] = {}
     view = open_view(model, Route(PROBE))
     # A function, since hooks of accelerate's hand copies of dictionaries on.
-    stored = stored_of(view, slot_window=learned.__setitem__)
+    stored = _stored_of(view, slot_window=learned.__setitem__)
     windows: dict[int, int | Chunk | None] = {}
     for layer, (mask, module, has_softcap) in learned.items():
         if has_softcap and model.config.get_text_config()._attn_implementation == "sdpa":
@@ -193,7 +205,7 @@ def _through_attention_interface(model: PreTrainedModel) -> Route:
     modules = {id(module) for _, module, _ in learned.values()}
     names = tuple(name for name, module in view.named_modules() if id(module) in modules)
     route = Route(ATTENTION, windows, attention_modules=names, **stored)
-    return with_closing_gates(model, route)
+    return _with_gates(model, route)
 
 
 def _with_dense_mask(model: PreTrainedModel) -> Route:
@@ -201,7 +213,49 @@ def _with_dense_mask(model: PreTrainedModel) -> Route:
     config, sizes = model.config.get_text_config(), ("sliding_window", "attention_chunk_size")
     if _windowed_layers(model) or any(getattr(config, size, None) for size in sizes):
         raise ValueError("one dense mask cannot hold the windows of some layers")
-    return with_closing_gates(model, Route(**stored_of(open_view(model, Route()))))
+    return _with_gates(model, Route(**_stored_of(open_view(model, Route()))))
+
+
+def _stored_of(view: PreTrainedModel, **options: object) -> dict[str, Any]:
+    """Fields of a `Route`: what the layers of a view store of a token, and what its mixers keep,
+    seen in HF's own cache after a forward with these options.
+    """
+    kinds = set(getattr(view.config.get_text_config(), "layer_types", None) or ())
+    is_compressed = any(map(has_compressor, view.modules()))
+    is_stateful = getattr(view, "_is_stateful", False) and not is_compressed
+    is_recurrent = is_stateful or not kinds <= {"full_attention", *INDEXED_LAYERS, *WINDOWED_LAYERS}
+    is_indexed = not kinds.isdisjoint(INDEXED_LAYERS)
+    has_own_layers = is_indexed or is_compressed
+    cache = DynamicCache(config=view.config) if has_own_layers else DynamicCache()
+    if is_recurrent:
+        from specdec.targets.mixers import WatchedCache
+
+        cache = WatchedCache(view)
+    options[cache_argument(view)] = cache
+    view(input_ids=trial_texts(view, 2), use_cache=True, **options)
+    mixers = cache.mixers() if is_recurrent else {}
+    if is_recurrent and not mixers:
+        raise ValueError("its recurrent state does not go through HF's cache")
+    shapes = {
+        index: KeyValueShape(
+            *(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]),
+            *(torch.promote_types(layer.keys.dtype, layer.values.dtype), layer.keys.device),
+        )
+        for index, layer in enumerate(cache.layers)
+        if getattr(layer, "keys", None) is not None
+    }
+    for others in asked(view, "stored", cache.layers):
+        shapes |= others
+    return {"shapes": shapes, "mixers": mixers}
+
+
+def _with_gates(model: PreTrainedModel, route: Route) -> Route:
+    """A route whose recurrent mixers have their gates."""
+    if not route.mixers:
+        return route
+    from specdec.targets.mixers import with_closing_gates
+
+    return with_closing_gates(model, route)
 
 
 def _windowed_layers(model: PreTrainedModel) -> dict[int, str]:

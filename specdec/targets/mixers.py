@@ -10,18 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from specdec.graphs.tree import tables
-from specdec.hf.forward import cache_argument
-from specdec.hf.layers import INDEXED_LAYERS, WINDOWED_LAYERS, has_compressor
-from specdec.slots.cache import KeyValueShape
-from specdec.targets.edits.compressed import compressed_shapes
-from specdec.targets.edits.indexed import index_shapes
 from specdec.targets.edits.memory import MixerPlan, Place
 from specdec.targets.route import Route
 from specdec.targets.trial.witness import trial_texts
@@ -115,36 +109,6 @@ def _floors(mixer: nn.Module) -> Tensor | None:
         return None
     lowest = torch.tensor(lowest, dtype=torch.float32, device="cpu")
     return lowest.expm1().log().to(mixer.dt_bias) - mixer.dt_bias
-
-
-def stored_of(view: PreTrainedModel, **options: object) -> dict[str, Any]:
-    """Fields of a `Route`: what the layers of a view store of a token, and what its mixers keep,
-    seen in HF's own cache after a forward with these options.
-    """
-    kinds = set(getattr(view.config.get_text_config(), "layer_types", None) or ())
-    is_compressed = any(map(has_compressor, view.modules()))
-    is_stateful = getattr(view, "_is_stateful", False) and not is_compressed
-    is_recurrent = is_stateful or not kinds <= {"full_attention", *INDEXED_LAYERS, *WINDOWED_LAYERS}
-    is_indexed = not kinds.isdisjoint(INDEXED_LAYERS)
-    has_own_layers = is_indexed or is_compressed
-    cache = DynamicCache(config=view.config) if has_own_layers else DynamicCache()
-    if is_recurrent:
-        cache = WatchedCache(view)
-    options[cache_argument(view)] = cache
-    view(input_ids=trial_texts(view, 2), use_cache=True, **options)
-    mixers = cache.mixers() if is_recurrent else {}
-    if is_recurrent and not mixers:
-        raise ValueError("its recurrent state does not go through HF's cache")
-    shapes = {
-        index: KeyValueShape(
-            *(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]),
-            *(torch.promote_types(layer.keys.dtype, layer.values.dtype), layer.keys.device),
-        )
-        for index, layer in enumerate(cache.layers)
-        if getattr(layer, "keys", None) is not None
-    }
-    others = {**index_shapes(cache.layers), **compressed_shapes(view, cache.layers)}
-    return {"shapes": {**shapes, **others}, "mixers": mixers}
 
 
 def with_closing_gates(model: PreTrainedModel, route: Route) -> Route:

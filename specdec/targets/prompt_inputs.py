@@ -17,11 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.slots.cache import LAST
+
 WHOLE = ""
 """The kind of layer of a mask that is handed to all layers."""
-LAST = "last_embedding"
-"""Name of the row input that holds the embedding of a prompt's last token, where it is not that of
-its id."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,13 +4,23 @@ of the model are opened by it (views.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specdec.slots.cache import Chunk, Compressor, Indexer, KeyValueShape, SlotCache, Stored
+from specdec.slots.cache import (
+    Chunk,
+    Compressor,
+    Indexer,
+    KeyValueShape,
+    SlotCache,
+    Stored,
+    check_room,
+)
 from specdec.targets.edits.edit import Faster
-from specdec.targets.edits.memory import MixerPlan, RecurrentCache
+
+if TYPE_CHECKING:
+    from specdec.targets.edits.memory import MixerPlan
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +57,20 @@ class Route:
     def init_cache(self, batch_size: int, num_slots: int, **options: Any) -> SlotCache:
         """Storage for what the layers keep of rows; options as of `SlotCache`."""
         if self.mixers:
+            from specdec.targets.edits.memory import RecurrentCache
+
             return RecurrentCache(batch_size, num_slots, self.shapes, mixers=self.mixers, **options)
         options.pop("max_window", None)
         return SlotCache(batch_size, num_slots, self.shapes, **options)
+
+    def check_room(self, batch_size: int, num_slots: int, max_window: int) -> None:
+        """Raises `ValueError` for a cache that no device here can hold."""
+        others: Iterable = ()
+        if self.mixers:
+            from specdec.targets.edits.memory import row_bytes
+
+            others = row_bytes(self.mixers, max_window)
+        check_room(batch_size, num_slots, self.shapes, others)
 
     @property
     def is_compiled(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +19,12 @@ from specdec.graphs.tree import modules_of, weight_addresses
 from specdec.hf.forward import device_of, is_prefix_lm
 from specdec.hf.layers import decoder_layers
 from specdec.hf.positions import position_limit
-from specdec.slots.cache import Chunk, SlotCache, check_room
+from specdec.slots.cache import LAST, Chunk, SlotCache
 from specdec.targets.discovery import find_route, length_to_try
-from specdec.targets.edits.adapters import adapter_indices
 from specdec.targets.edits.edit import Edit, check_edits, name_of
 from specdec.targets.edits.layers import only_layers
-from specdec.targets.edits.memory import row_bytes
-from specdec.targets.edits.prompts import edit_prompts
 from specdec.targets.features import check_layers
-from specdec.targets.prompt_inputs import LAST, PromptChunk, PromptInputs
-from specdec.targets.reading import Recording, inputs_of, read_causally, refuse_prompts
 from specdec.targets.route import Route
-from specdec.targets.trial.prompts import compare_prompts
 from specdec.targets.trial.self_test import try_edits
 from specdec.targets.views import Views, forward, open_views, open_window
 from specdec.targets.wrappers import (
@@ -43,6 +37,9 @@ from specdec.targets.wrappers import (
     unwrap,
 )
 from specdec.types import Draft, FeatureLayer, Queries, TargetOutput
+
+if TYPE_CHECKING:
+    from specdec.targets.prompt_inputs import PromptChunk, PromptInputs
 
 MAX_VOCAB_PADDING = 1024
 """Vocabularies that share a tokenizer differ by the padding of their embedding tables, at most by
@@ -102,7 +99,11 @@ class SlotModel:
                 f"{type(model).__name__} is on the meta device and has no weights; load it, or "
                 "offload it by accelerate, whose hooks bring the weights in"
             )
-        tried = read_causally(model) if is_prefix_lm(model) else model
+        tried = model
+        if is_prefix_lm(model):
+            from specdec.targets.reading import read_causally
+
+            tried = read_causally(model)
         route = find_route(tried, fuse=self._fuse, num_tokens=num_tokens)
         if self.edits:
             try_edits(tried, route, self.edits)
@@ -131,6 +132,8 @@ class SlotModel:
     @cached_property
     def _prompt_views(self) -> Views:
         """Views that read prompts which are more than ids; no other call enters them."""
+        from specdec.targets.edits.prompts import edit_prompts
+
         views = self._views
         edits = (*self.edits, edit_prompts)
         if self.layers is not None:
@@ -280,8 +283,7 @@ class SlotModel:
 
     def check_room(self, batch_size: int, num_slots: int, *, max_window: int = 1) -> None:
         """Raises `ValueError` for a cache that no device here can hold."""
-        others = row_bytes(self.route.mixers, max_window)
-        check_room(batch_size, num_slots, self.route.shapes, others)
+        self.route.check_room(batch_size, num_slots, max_window)
 
     def forward(
         self, tokens: Tensor, cache: SlotCache, slots: Tensor, **options: Any
@@ -415,6 +417,8 @@ class Target(SlotModel):
             ValueError: no such adapter, or layers that cannot have one for each row: others than
                 plain LoRA, or such that do not get the tokens by rows, as a forward shows.
         """
+        from specdec.targets.edits.adapters import adapter_indices
+
         found = adapter_indices(self.model, names)
         rows = torch.zeros(3, dtype=torch.long, device=self.device)
         cache, draft = self.init_cache(3, 2), Draft(rows[:, None])
@@ -504,45 +508,9 @@ class Target(SlotModel):
             ValueError: a model that reads nothing but text, or such prompts otherwise than slots
                 can hold; with the reason.
         """
-        refuse_prompts(self.model)
-        kind = frozenset(name for name, value in given.items() if value is not None)
-        tried = self._tried_prompts
-        goes_on = not any(kind == one for one, _ in tried)
-        inputs = input_ids, attention_mask, given, config
-        prompts, recording = self._read_prompts(*inputs, goes_on=goes_on)
-        if (kind, prompts.kind) not in tried:
-            if not goes_on:  # the same inputs, of which something else is made
-                prompts, recording = self._read_prompts(*inputs, goes_on=True)
-            plain = copy.copy(self)
-            plain.edits, plain.feature_layers = (), ()
-            for name in ("_views", "_prompt_views"):
-                vars(plain).pop(name, None)
-            compare_prompts(plain, prompts, recording)
-            tried.add((kind, prompts.kind))
-        self._uncut = max(self._uncut, (prompts.uncut[1], prompts.uncut_note))
-        return prompts
+        from specdec.targets.trial.prompts import read_prompts
 
-    def _read_prompts(
-        self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor,
-        given: Mapping[str, Any],
-        config: GenerationConfig | None,
-        *,
-        goes_on: bool,
-    ) -> tuple[PromptInputs, Recording]:
-        recording = Recording(self.model, goes_on=goes_on)
-        if config is None:
-            recording.generate(input_ids, attention_mask, given)
-        else:
-            recording.prepared(input_ids, config, given)
-        prompts = inputs_of(recording, self.route, input_ids, attention_mask != 0)
-        if self.is_recurrent and not prompts.is_causal:
-            raise ValueError(
-                f"{type(self.model).__name__} has recurrent layers and a prompt that sees itself "
-                "both ways, which cannot be read in windows; use HF generate for such prompts"
-            )
-        return prompts, recording
+        return read_prompts(self, input_ids, attention_mask, given, config)
 
     def verify(
         self,

@@ -19,21 +19,13 @@ from transformers import PreTrainedModel
 
 from specdec.graphs.tree import weight_addresses
 from specdec.hf.forward import cache_argument
-from specdec.hf.layers import ATTENTION_FIELD, decoder_layers, set_implementation
+from specdec.hf.layers import ATTENTION_FIELD, Streams, decoder_layers, set_implementation
 from specdec.hf.positions import position_limit
 from specdec.slots.attention import window_mask
 from specdec.slots.cache import SlotCache, Window
 from specdec.targets.attention import ATTENTION
-from specdec.targets.edits.adapters import edit_adapters
-from specdec.targets.edits.biases import edit_biases
-from specdec.targets.edits.compressed import edit_compressors
-from specdec.targets.edits.convolutions import edit_convolutions
 from specdec.targets.edits.edit import Edit, Running, apply_edit
-from specdec.targets.edits.heads import edit_heads
-from specdec.targets.edits.indexed import edit_indexers
-from specdec.targets.edits.memory import edit_memory
-from specdec.targets.edits.own_attention import edit_own_attention
-from specdec.targets.edits.streams import Streams, edit_sparsity
+from specdec.targets.families import families_of
 from specdec.targets.route import Route
 from specdec.targets.view import private_view, wrap_forward
 from specdec.types import FeatureLayer, Queries
@@ -106,20 +98,23 @@ def open_view(
     """One private view of a model; Args and Raises as `open_views`, weights where they are."""
     view = private_view(model)
     view.running = Running()
-    by_route = attend_by, edit_indexers, edit_compressors, edit_own_attention
-    own = *(partial(edit, attention=route.attention) for edit in by_route), edit_biases
-    own = *own, edit_heads, edit_convolutions, edit_sparsity, edit_adapters
-    memory = partial(edit_memory, mixers=route.mixers)
-    users = (partial(apply_edit, edit) for edit in edits)
-    for edit in (
-        *own,
-        *route.edits,
-        memory,
-        *users,
-        partial(catch_features, layers=feature_layers),
-    ):
+    edits = [*route.edits, *mixing(route), *(partial(apply_edit, edit) for edit in edits)]
+    attend_by(view, route.attention)
+    for family in families_of(model):
+        family.edit(view, route.attention)
+    for edit in edits:
         edit(view)
+    catch_features(view, feature_layers)
     return view
+
+
+def mixing(route: Route) -> list[Edit]:
+    """Of a model with recurrent layers, what lets them read and write a window's memory."""
+    if not route.mixers:
+        return []
+    from specdec.targets.edits.memory import edit_memory
+
+    return [partial(edit_memory, mixers=route.mixers)]
 
 
 def attend_by(view: PreTrainedModel, attention: str | None) -> None:

@@ -22,7 +22,7 @@ from transformers.models.llama import modeling_llama
 from specdec import SpeculativeGenerator, Target
 from specdec.hf.foreign import has_own_code
 from specdec.hf.forward import code_of
-from specdec.targets import views
+from specdec.targets.edits import own_attention
 
 WINDOWS = [5, 12, 30, 70, 255]
 
@@ -72,7 +72,7 @@ def is_equal_or_refused(model, generator=None, *, length: int = 9, count: int = 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_window_by_the_number_of_keys_is_seen(window, monkeypatch):
     """Where nothing in a view makes it one by positions."""
-    monkeypatch.setattr(views, "edit_own_attention", lambda view, attention: None)
+    monkeypatch.setattr(own_attention, "edit", lambda view, attention: None)
     found = is_equal_or_refused(gpt_neo(window), length=window - 2, count=60)
     assert "GPTNeoForCausalLM cannot be decoded over specdec's cache" in found
     assert "differs from its plain forward" in found

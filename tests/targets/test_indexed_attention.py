@@ -23,7 +23,8 @@ from specdec.drafters import Recent
 from specdec.graphs.tree import tables
 from specdec.loop import host
 from specdec.slots.cache import Indexer, SlotCache
-from specdec.targets import discovery, views
+from specdec.targets import discovery
+from specdec.targets.edits import convolutions
 from specdec.targets.edits.blocks import BLOCKS as BLOCKED
 from specdec.targets.edits.blocks import block_attention
 from specdec.targets.edits.indexed import INDEXED, indexed_attention
@@ -398,7 +399,7 @@ def test_the_self_test_finds_a_token_that_is_read_as_kept_before_it_is(monkeypat
     """HF's way for one token of GLM-5-next's linear attention, in a chunk of one token."""
     model = model_of("glm5_next")
     Target(model)
-    monkeypatch.setattr(views, "edit_convolutions", lambda view: None)
+    monkeypatch.setattr(convolutions, "edit", lambda view, attention: None)
     with pytest.raises(ValueError, match="cannot be decoded"):
         Target(choosing(model, FEW + 4))
     choosing(model, FEW)

@@ -74,7 +74,7 @@ def _names(layers: Iterable[nn.Module]) -> list[str]:
     return list(dict.fromkeys(["__base__", *(name for layer in layers for name in layer.lora_A)]))
 
 
-def edit_adapters(view: nn.Module) -> None:
+def edit(view: nn.Module, attention: str | None = None) -> None:
     """Makes the plain LoRA layers of a private view compute by the adapters of a window's rows,
     where it has some: by `row_inputs["adapter"]`, `[B]` int64, numbers of adapters.
     """

@@ -26,7 +26,7 @@ function that the forward of Falcon's calls.
 """
 
 
-def edit_biases(view: PreTrainedModel) -> None:
+def edit(view: PreTrainedModel, attention: str | None = None) -> None:
     """Makes these decoders of a private view build biases over slots. A forward that somebody has
     replaced stays.
     """

@@ -19,6 +19,7 @@ import copy
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,13 +31,17 @@ from specdec.slots.cache import Compressor, KeyValueShape, SlotCache, Window
 from specdec.targets.attention import ATTENTION
 from specdec.targets.edits.convolutions import with_cache
 from specdec.targets.edits.edit import Running
+from specdec.targets.edits.indexed import FEW, choose_few
 from specdec.targets.view import wrap_forward
+
+__all__ = ["choose_few", "edit", "least_tokens", "stored"]
+"""Of a family; an indexer of entries chooses few of them as one of keys does."""
 
 COMPRESSED = "specdec_compressed"
 """The name under which layers with entries run."""
 
 
-def edit_compressors(view: PreTrainedModel, attention: str | None) -> None:
+def edit(view: PreTrainedModel, attention: str | None) -> None:
     """Makes layers with compressors keep tokens and entries in slots.
 
     Args:
@@ -235,7 +240,7 @@ def compressed_attention(
     return (weights @ value[:, 0]).unflatten(1, sizes).transpose(1, 2), None
 
 
-def compressed_shapes(
+def stored(
     view: PreTrainedModel, layers: Sequence[object]
 ) -> dict[int | Compressor, KeyValueShape]:
     """What layers with compressors store of a token, seen in the layers of HF's own cache: keys
@@ -254,6 +259,12 @@ def compressed_shapes(
             shapes[place] = KeyValueShape(1, width, 0, dtype, kv.device)
             shapes[of_entries] = KeyValueShape(1, entry.shape[2], 0, entry.dtype, kv.device)
     return shapes
+
+
+def least_tokens(model: nn.Module, route: Any) -> int:
+    """Entries end in each half of a text, more than indexers choose."""
+    counts = (one.rate * (FEW if one.name == "indexer" else 1) for one in route.compressors)
+    return 2 * max(counts, default=0)
 
 
 AttentionInterface.register(COMPRESSED, compressed_attention)

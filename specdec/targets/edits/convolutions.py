@@ -18,7 +18,7 @@ GATE = "forget_gate"
 """A part of their modules."""
 
 
-def edit_convolutions(view: nn.Module) -> None:
+def edit(view: nn.Module, attention: str | None = None) -> None:
     """Makes these modules of a private view read one token as they read several."""
     for module in view.modules():
         if hasattr(module, GATE):

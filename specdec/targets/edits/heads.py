@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 METHOD = "_split_heads"
 
 
-def edit_heads(view: PreTrainedModel) -> None:
+def edit(view: PreTrainedModel, attention: str | None = None) -> None:
     """Makes Falcon's attention in a private view cut heads without waiting for the device. A method
     that somebody has replaced stays.
     """

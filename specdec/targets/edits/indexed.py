@@ -31,10 +31,10 @@ from specdec.kernels import AttentionOptions
 from specdec.slots.attention import attend, seen_mask
 from specdec.slots.cache import Indexer, KeyValueShape, Window
 from specdec.targets.attention import ATTENTION, HFMask, note_queries, slot_attention
-from specdec.targets.edits.blocks import choose_few_blocks, edit_blocks, reads_blocks
+from specdec.targets.edits.blocks import BLOCK, choose_few_blocks, edit_blocks, reads_blocks
 from specdec.targets.edits.edit import Running
 from specdec.targets.edits.pooled import edit_pools, pool_size
-from specdec.targets.view import private_view, wrap_forward
+from specdec.targets.view import wrap_forward
 from specdec.types import Queries
 
 INDEXED = "specdec_indexed"
@@ -45,7 +45,7 @@ FEW = 2
 """Keys that are chosen in the self-test: fewer than its shortest text has."""
 
 
-def edit_indexers(view: PreTrainedModel, attention: str | None) -> None:
+def edit(view: PreTrainedModel, attention: str | None) -> None:
     """Makes layers that read chosen keys get a window's masks, and attend by `indexed_attention`.
 
     Args:
@@ -148,7 +148,7 @@ def indexed_attention(
     return function(slot_window, query, key, value, options, mask), None
 
 
-def index_shapes(layers: Sequence[object]) -> dict[Indexer, KeyValueShape]:
+def stored(view: PreTrainedModel, layers: Sequence[object]) -> dict[Indexer, KeyValueShape]:
     """What indexers store of a token, seen in the layers of HF's own cache."""
     found = (
         (i, getattr(layer, name, None)) for i, layer in enumerate(layers) for name in INDEX_KEYS
@@ -160,20 +160,21 @@ def index_shapes(layers: Sequence[object]) -> dict[Indexer, KeyValueShape]:
     }
 
 
-def choosing_few(model: PreTrainedModel) -> PreTrainedModel | None:
-    """A view of a model whose indexers choose `FEW` keys or pools, so that short texts show which;
-    `None` for a model without indexers.
-    """
-    counts = INDEX_COUNT, BLOCK_COUNT
-    if not any(hasattr(module, name) for module in model.modules() for name in counts):
-        return None
-    view = private_view(model)
+def choose_few(view: nn.Module) -> bool:
+    """Makes indexers of a private view choose `FEW` keys or pools; whether there are any."""
+    counts, has_any = (INDEX_COUNT, BLOCK_COUNT), False
     for module in view.modules():
+        has_any = has_any or any(hasattr(module, name) for name in counts)
         choose_few_blocks(module)
         if hasattr(module, INDEX_COUNT):
             few = min(FEW * pool_size(module), getattr(module, INDEX_COUNT))
             setattr(module, INDEX_COUNT, few)
-    return view
+    return has_any
+
+
+def least_tokens(model: nn.Module, route: object) -> int:
+    """More than are chosen, of blocks and pools, too."""
+    return (FEW + 2) * max(BLOCK, *map(pool_size, model.modules()))
 
 
 AttentionInterface.register(INDEXED, indexed_attention)

@@ -25,7 +25,7 @@ METHOD = "_attn"
 FUNCTIONS = {ATTENTION: slot_attention, PROBE: probe_attention}
 
 
-def edit_own_attention(view: PreTrainedModel, attention: str | None) -> None:
+def edit(view: PreTrainedModel, attention: str | None) -> None:
     """Makes these modules of a private view attend by a function of specdec's.
 
     Args:

@@ -9,8 +9,7 @@ from functools import partial
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.hf.layers import decoder_layers
-from specdec.targets.edits.streams import Streams
+from specdec.hf.layers import Streams, decoder_layers
 from specdec.targets.route import Route
 from specdec.targets.view import wrap_forward
 

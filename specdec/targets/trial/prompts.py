@@ -7,12 +7,17 @@ prompt's embeddings are rounded once more.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from specdec.graphs.tree import fill
 from specdec.targets.prompt_inputs import PromptInputs
-from specdec.targets.reading import Recording
+from specdec.targets.reading import Recording, inputs_of, refuse_prompts
 from specdec.targets.trial.rounding import (
     FINE_NOISE_FACTOR,
     MOST_ROUNDING,
@@ -85,3 +90,53 @@ def _logits(target, prompts: PromptInputs, new: Tensor) -> Tensor:
 
 def _rms(x: Tensor) -> Tensor:
     return x.float().square().mean(dim=-1).sqrt()
+
+
+def read_prompts(
+    target: Any,
+    input_ids: Tensor | None,
+    attention_mask: Tensor,
+    given: Mapping[str, Any],
+    config: GenerationConfig | None,
+) -> PromptInputs:
+    """As `Target.read_prompts`."""
+    refuse_prompts(target.model)
+    kind = frozenset(name for name, value in given.items() if value is not None)
+    tried = target._tried_prompts
+    goes_on = not any(kind == one for one, _ in tried)
+    inputs = input_ids, attention_mask, given, config
+    prompts, recording = _recorded(target, *inputs, goes_on=goes_on)
+    if (kind, prompts.kind) not in tried:
+        if not goes_on:  # the same inputs, of which something else is made
+            prompts, recording = _recorded(target, *inputs, goes_on=True)
+        plain = copy.copy(target)
+        plain.edits, plain.feature_layers = (), ()
+        for name in ("_views", "_prompt_views"):
+            vars(plain).pop(name, None)
+        compare_prompts(plain, prompts, recording)
+        tried.add((kind, prompts.kind))
+    target._uncut = max(target._uncut, (prompts.uncut[1], prompts.uncut_note))
+    return prompts
+
+
+def _recorded(
+    target: Any,
+    input_ids: Tensor | None,
+    attention_mask: Tensor,
+    given: Mapping[str, Any],
+    config: GenerationConfig | None,
+    *,
+    goes_on: bool,
+) -> tuple[PromptInputs, Recording]:
+    recording = Recording(target.model, goes_on=goes_on)
+    if config is None:
+        recording.generate(input_ids, attention_mask, given)
+    else:
+        recording.prepared(input_ids, config, given)
+    prompts = inputs_of(recording, target.route, input_ids, attention_mask != 0)
+    if target.is_recurrent and not prompts.is_causal:
+        raise ValueError(
+            f"{type(target.model).__name__} has recurrent layers and a prompt that sees itself "
+            "both ways, which cannot be read in windows; use HF generate for such prompts"
+        )
+    return prompts, recording

@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specdec.targets.edits.edit import Edit, name_of
-from specdec.targets.edits.indexed import choosing_few
+from specdec.targets.families import choosing_few
 from specdec.targets.route import Route
 from specdec.targets.trial.rounding import Judge
 from specdec.targets.trial.windows import Trial
@@ -51,8 +51,7 @@ def compare(model: PreTrainedModel, route: Route) -> tuple[str | None, Route]:
         PlainForwardError: HF's own forward depends on how a text is cut into calls.
     """
     complaint, route = _compared(model, route)
-    is_choosing = route.is_indexed or route.compressors
-    few = choosing_few(model) if is_choosing and complaint is None else None
+    few = choosing_few(model) if complaint is None else None
     if few is not None:  # a short text has no more keys than its indexers choose
         fault = route.fault_of_trees
         complaint, route = _compared(few, route)

@@ -16,10 +16,8 @@ from transformers import PreTrainedModel
 from specdec.graphs.tree import fill
 from specdec.hf.positions import position_limit
 from specdec.slots.cache import Chunk, KeyValueShape, SlotCache, memory_bytes, narrowed
-from specdec.targets.edits.blocks import BLOCK
 from specdec.targets.edits.edit import Edit
-from specdec.targets.edits.indexed import FEW
-from specdec.targets.edits.pooled import pool_size
+from specdec.targets.families import asked
 from specdec.targets.route import Route
 from specdec.targets.trial.layer_trace import LayerTrace
 from specdec.targets.trial.plain_run import PlainRun, take
@@ -159,10 +157,7 @@ def _length(model: PreTrainedModel, route: Route, sizes: list[int], *, has_edits
     leave out, so far as it has positions for so many.
     """
     length = max([6, *(size + 4 for size in sizes if size <= LONGEST_WINDOW)])
-    if route.is_indexed:
-        length = max(length, (FEW + 2) * max(BLOCK, *map(pool_size, model.modules())))
-    for one in route.compressors:  # entries end in each half, more than indexers choose
-        length = max(length, 2 * one.rate * (FEW if one.name == "indexer" else 1))
+    length = max([length, *asked(model, "least_tokens", route)])
     limit = position_limit(model.config.get_text_config()) or length
     num_tried = max(route.num_tried, min(NUM_EDITED, limit) if has_edits else 0)
     return max(min(length, limit), _fitting(model, num_tried))
