@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -28,35 +28,25 @@ from specdec.arguments import check_choice, check_integer, shown
 from specdec.drafters import Drafter, NoDrafter
 from specdec.drafters.base import check_drafter
 from specdec.graphs.tree import modules_of
-from specdec.hf.generation import call_of_generate
-from specdec.loading import load_drafter, load_sampler
-from specdec.loop.check import EagerTwin
 from specdec.loop.host import Generation, OutputCollector, Scores, StepRecord
-from specdec.loop.lengths import (
-    Acceptance,
-    ChooseLength,
-    MeasuredLengths,
-    lengths_to_measure,
-)
 from specdec.loop.outcome import Outcome, PendingOutcome
-from specdec.loop.processors import step_with_processors
 from specdec.loop.state import Parts
 from specdec.loop.storage import StoragePool, signature_of
-from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions
 from specdec.request.call import Request, read_request, request_of
-from specdec.request.given import through_hook
-from specdec.request.hook import HookOutput, check_hook
 from specdec.request.keywords import with_options
-from specdec.request.options import check_config, with_stop_strings
 from specdec.request.prompts import refuse_unknown
 from specdec.results import GenerationResult
-from specdec.samplers import Sampler, draw_by_race
+from specdec.samplers import BlockSampler, Sampler, draw_by_race
 from specdec.samplers.base import check_sampler
 from specdec.show.text import draft_size
 from specdec.targets import Target
 from specdec.targets.target import SlotModel
-from specdec.trace import Trace
+
+if TYPE_CHECKING:
+    from specdec.loop.lengths import ChooseLength
+    from specdec.request.hook import HookOutput
+    from specdec.trace import Trace
 
 
 class SpeculativeGenerator:
@@ -122,10 +112,13 @@ class SpeculativeGenerator:
         steps_ahead: int | None = None,
         draft_length: ChooseLength | Literal["auto"] | None = None,
     ):
-        if isinstance(drafter, str):
-            drafter = load_drafter(drafter, target)
+        if isinstance(drafter, str) or (isinstance(sampler, str) and sampler != "auto"):
+            from specdec.loading import load_drafter, load_sampler
+
+            drafter = load_drafter(drafter, target) if isinstance(drafter, str) else drafter
+            sampler = load_sampler(sampler) if isinstance(sampler, str) else sampler
         self.drafter = _as_part("drafter", NoDrafter() if drafter is None else drafter, Drafter)
-        sampler = load_sampler(sampler) if isinstance(sampler, str) else sampler
+        sampler = BlockSampler() if isinstance(sampler, str) else sampler
         self.sampler = _as_part("sampler", sampler, Sampler)
         check_drafter(self.drafter)
         check_sampler(self.sampler)
@@ -161,7 +154,8 @@ class SpeculativeGenerator:
             self.target = self.target.with_features(self.drafter.feature_layers)
         self.graphs, self.prefill_chunk_size = graphs, int(prefill_chunk_size)
         self.steps_ahead, self.draft_length = steps_ahead, draft_length
-        self._lengths = MeasuredLengths()
+        self._lengths: Any = None
+        self._forget_costs()
         self._storages = StoragePool(self.target, graphs=graphs, kept_bytes=kept_bytes)
         self.last_result: GenerationResult | Any = None
 
@@ -203,6 +197,8 @@ class SpeculativeGenerator:
             if choose is None:
                 lengths = [generation.num_draft_tokens]
             elif self.draft_length == "auto":
+                from specdec.loop.lengths import lengths_to_measure
+
                 lengths = lengths_to_measure(self.drafter.num_draft_tokens)
             generation.storage.warm_up(lengths, tokens - 2, self.prefill_chunk_size)
         finally:
@@ -256,8 +252,14 @@ class SpeculativeGenerator:
         held = [value for part in modules_of(self.drafter) for value in vars(part).values()]
         for model in (self.target, *(value for value in held if isinstance(value, SlotModel))):
             model.refresh()
-        self._lengths = MeasuredLengths()
+        self._forget_costs()
         self.release()
+
+    def _forget_costs(self) -> None:
+        if self.draft_length is not None:
+            from specdec.loop.lengths import MeasuredLengths
+
+            self._lengths = MeasuredLengths()
 
     def release(self) -> None:
         """Frees the tensors and graphs that are kept for later calls."""
@@ -286,7 +288,8 @@ class SpeculativeGenerator:
             >>> print(SpeculativeGenerator(zoo.load_target(), None).explain())
             steps are eager: the target is on a CPU (graphs=True replays there, too, for tests)
         """
-        steps, lengths = self._storages.describe(), self._lengths.describe()
+        steps = self._storages.describe()
+        lengths = () if self._lengths is None else self._lengths.describe()
         return "\n".join([*steps, *self.target.notes, *lengths])
 
     @with_options
@@ -429,6 +432,11 @@ class SpeculativeGenerator:
             ValueError: another model than the generator's target, or inputs that specdec does not
             know.
         """
+        from specdec.hf.generation import call_of_generate
+        from specdec.request.given import through_hook
+        from specdec.request.hook import HookOutput, check_hook
+        from specdec.request.options import check_config, with_stop_strings
+
         call, config = call_of_generate(), generation_config
         streamer = call.get("streamer") if streamer is None else streamer
         with _ending(streamer):
@@ -461,9 +469,15 @@ class SpeculativeGenerator:
         choose = self._chooser(request, trace=trace)
         generation = self._begin(request, trace=trace)
         collector = OutputCollector(generation, streamer)
-        tracer = StepTracer(generation) if trace else None
-        if trace or check:
-            generation.stepper = tracer or EagerTwin(generation, self.prefill_chunk_size)
+        tracer = None
+        if trace:
+            from specdec.loop.tracer import StepTracer
+
+            generation.stepper = tracer = StepTracer(generation)
+        elif check:
+            from specdec.loop.check import EagerTwin
+
+            generation.stepper = EagerTwin(generation, self.prefill_chunk_size)
         for record in self._run(generation, collector, choose):
             if tracer is not None:
                 tracer.add(record)
@@ -489,6 +503,8 @@ class SpeculativeGenerator:
         storage = self._storages.take(parts, request, why_eager=reason)
         stepper = storage.stepper
         if request.processors:
+            from specdec.loop.processors import step_with_processors
+
             stepper = partial(step_with_processors, request, parts)
         generation = Generation(self, request, storage, stepper, give_back=self._storages.give)
         storage.prefill(request, self.prefill_chunk_size)
@@ -532,7 +548,11 @@ class SpeculativeGenerator:
         """
         unread: deque[tuple[PendingOutcome, Scores, int]] = deque()
         k, depth = generation.state.signature.num_draft_tokens, generation.parts.drafter.tree_depth
-        acceptance = None if choose is None else Acceptance(k, is_tree=depth is not None)
+        acceptance: Any = None
+        if choose is not None:
+            from specdec.loop.lengths import Acceptance
+
+            acceptance = Acceptance(k, is_tree=depth is not None)
 
         def may_be_last() -> bool:
             most = sum(min(asked, depth or asked) + 1 for *_, asked in unread)

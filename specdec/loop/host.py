@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,7 +23,9 @@ from specdec.loop.storage import Storage
 from specdec.request.call import Request
 from specdec.results import GenerationResult, RowStep, SpeculationStats
 from specdec.show.text import draft_size
-from specdec.trace import Trace
+
+if TYPE_CHECKING:
+    from specdec.trace import Trace
 
 Scores = dict[str, Tensor]
 """Logits `[B, K + 1, V]` of one step that the result is to hold: `"scores"` after processors,

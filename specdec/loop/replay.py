@@ -47,7 +47,7 @@ class Replay:
     Args:
         parts, state: of the steps; the state's tensors stay where they are.
         must_capture: a failure is raised; else the steps stay eager, and `refusal` says why.
-        num_eager: steps that run eagerly before one is captured.
+        is_first: nothing of the model was captured before.
 
     Attributes:
         state: of the call that was loaded last.
@@ -61,11 +61,12 @@ class Replay:
         state: StepState,
         *,
         must_capture: bool = False,
-        num_eager: int = NUM_EAGER,
+        is_first: bool = True,
     ):
         self.parts, self.state = parts, state
         self.refusal: str | None = None
-        self._must_capture, self._num_before = must_capture, num_eager
+        self._must_capture = must_capture
+        self._num_before = NUM_EAGER if is_first else 1
         self._captured: dict[tuple, Captured] = {}
         self._num_eager: Counter[tuple] = Counter()
         self._pool = GraphPool(state.device)
@@ -137,6 +138,11 @@ class Replay:
         # Compiled code runs uncompiled under a guard, and would round otherwise in this one step.
         with stable_storage(self.state):  # a graph would go on with tensors that were replaced
             return self._pool.run(function, is_guarded=not self.parts.target.is_fused)
+
+    @property
+    def num_runs(self) -> int:
+        """So many of a step or a chunk, and it is captured."""
+        return NUM_EAGER + 1
 
     @property
     def graphs(self) -> dict[int, Captured]:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -17,7 +17,6 @@ from specdec import processes
 from specdec.drafters.base import Drafter
 from specdec.graphs.tree import modules_of, size_bytes, weight_addresses
 from specdec.loop.prefill import chunks, prefill, prefill_chunk, prefill_inputs
-from specdec.loop.replay import NUM_EAGER, Replay
 from specdec.loop.state import Parts, Signature, StepState, bucket_of_rows
 from specdec.loop.step import Stepper, step
 from specdec.request.call import Request
@@ -25,6 +24,9 @@ from specdec.samplers import LogitsFilter
 from specdec.slots.cache import memory_bytes
 from specdec.targets import Target
 from specdec.targets.target import SlotModel
+
+if TYPE_CHECKING:
+    from specdec.loop.replay import Replay
 
 FIRST_TOKENS = 2048
 """Tokens of all rows together that captured storage has room for at least."""
@@ -91,7 +93,7 @@ class Storage:
         count, num_slots = 1, self.num_slots
         sizes = sorted({1, min(num_read, chunk_size)} if num_read else ())  # any size may come
         if self.replay is not None:
-            count, sizes = NUM_EAGER + 1, self.replay.chunk_sizes(num_read, chunk_size)
+            count, sizes = self.replay.num_runs, self.replay.chunk_sizes(num_read, chunk_size)
         for size in sizes:
             for in_use in {min(size + 1, num_slots), num_slots}:  # first, and later
                 with self.state.narrowed(in_use):
@@ -209,8 +211,9 @@ class StoragePool:
             del alike
             state, replay = self._allocate(parts, request, signature, num_slots, wanted), None
             if captures:
-                options = {"must_capture": self._must_capture}
-                options["num_eager"] = 1 if has_graphs else NUM_EAGER
+                from specdec.loop.replay import Replay  # which no other call needs
+
+                options = {"must_capture": self._must_capture, "is_first": not has_graphs}
                 replay = Replay(parts, state, **options)
             storage = Storage(parts, state, serves, replay)
         storage.resume()
