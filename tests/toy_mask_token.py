@@ -21,8 +21,8 @@ from specdec.checkpoints.export import write_checkpoint
 from specdec.checkpoints.layer_ids import check_layers
 from specdec.checkpoints.layers import layer_keys, read_layer
 from specdec.drafters.head.drafter import HeadDrafter
-from specdec.drafters.head.layers import DecoderLayer, LayerConfig, attend_causally
-from specdec.drafters.head.sharing import apply_lm_head, check_target
+from specdec.drafters.head.layers import DecoderLayer, LayerConfig, apply_lm_head, attend_causally
+from specdec.drafters.head.sharing import check_target
 from specdec.drafters.head.window import WindowPlan
 from specdec.evaluation import evaluate
 from specdec.inspection import alternatives, describe, table, try_readings

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -106,7 +106,7 @@ class Window:
             both directions. Slots before `first` are seen by all. `None` is causal.
         layer_windows: sliding window of each attention layer by its index, in positions, or its
             `Chunk`; `None` for full attention, also of layers that are left out.
-        feature_layers: of the hidden states that are wanted.
+        query_layers: layers whose queries are wanted as features.
         row_inputs: `[B, ...]` by name, those of the cache; see `SlotCache`.
         logits_to_keep: logits of the last so many tokens are computed; 0 for all of them; `None`
             where nobody reads them: as few as the model can.
@@ -128,7 +128,7 @@ class Window:
         positions: Tensor | None = None,
         visible: Tensor | None = None,
         layer_windows: Mapping[int, int | Chunk | None] | None = None,
-        feature_layers: Sequence[Any] = (),
+        query_layers: Collection[int] = (),
         row_inputs: Mapping[str, Tensor] | None = None,
         logits_to_keep: int | None = 0,
         is_chunk: bool = False,
@@ -140,7 +140,7 @@ class Window:
         self.slots, self.num_attended = slots, num_attended
         self.positions, self.visible, self.row_inputs = positions, visible, row_inputs or {}
         self.layer_windows, self.has_kernels = layer_windows or {}, has_kernels
-        self.feature_layers = feature_layers
+        self.query_layers = query_layers
         self.logits_to_keep, self.is_chunk, self.memory = logits_to_keep, is_chunk, memory
         self.masks: dict[tuple, Tensor] = {}
         self.features: dict[Any, Tensor] = {}

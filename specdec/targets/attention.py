@@ -54,8 +54,8 @@ def slot_attention(
     window = slot_window.layer_windows.get(module.layer_idx)
     if getattr(module, "tempers_queries", False):
         query = _tempered(module, query, slot_window)
-    if (name := Queries(module.layer_idx)) in slot_window.feature_layers:
-        note_queries(slot_window, name, query, scaling)
+    if module.layer_idx in slot_window.query_layers:
+        note_queries(slot_window, Queries(module.layer_idx), query, scaling)
     options = AttentionOptions(scaling, softcap, s_aux, window)
     function = vars(module).get("attend", attend)  # what an edit has put in its place
     return function(slot_window, query, key, value, options, attention_mask), None

@@ -39,6 +39,7 @@ class Views(NamedTuple):
         chunk: for chunks of prompts.
         route: by which they were opened.
         feature_layers: hidden states that they hand out.
+        query_layers: those of them that are queries, by layer.
         stored_anew: modules of the model whose weights the route's edits have moved to buffers,
             and the addresses of these. Weights are elsewhere after they were replaced, cast or
             moved, while the views still compute with the buffers.
@@ -51,6 +52,7 @@ class Views(NamedTuple):
     chunk: PreTrainedModel
     route: Route
     feature_layers: tuple[FeatureLayer, ...]
+    query_layers: frozenset[int]
     stored_anew: tuple[list[nn.Module], tuple[int, ...]]
     arguments: Collection[str]
     cache_name: str
@@ -86,7 +88,8 @@ def open_views(
     limit = position_limit(model.config.get_text_config())
     names = arguments, cache_argument(model)
     places = stored_anew, weight_addresses(*stored_anew)
-    return Views(step, chunk, route, feature_layers, places, *names, limit)
+    queries = frozenset(one.layer for one in feature_layers if isinstance(one, Queries))
+    return Views(step, chunk, route, feature_layers, queries, places, *names, limit)
 
 
 def open_view(
@@ -147,7 +150,7 @@ def open_window(views: Views, cache: SlotCache, slots: Tensor, **options: Any) -
     """The window of the next forward over tokens at `slots` `[B, N]`, as the views' layers see it;
     options are those of `Window`.
     """
-    layers = {"layer_windows": views.route.layer_windows, "feature_layers": views.feature_layers}
+    layers = {"layer_windows": views.route.layer_windows, "query_layers": views.query_layers}
     return cache.open_window(slots, **layers, **options)
 
 

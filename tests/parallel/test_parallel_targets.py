@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_dev
 from transformers import AutoModelForCausalLM
 
 from specdec import EagleDrafter, ModelDrafter, SpeculativeGenerator, Target, zoo
-from specdec.drafters.head.sharing import look_up
+from specdec.drafters.head.layers import look_up
 from specdec.targets.edits.fusion import Fusion
 from specdec.targets.edits.joint import siblings
 

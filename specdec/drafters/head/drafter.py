@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import check_placement
 from specdec.drafters.base import TreeDrafter, check_num_draft_tokens
+from specdec.drafters.head.layers import look_up
 from specdec.drafters.head.pictures import PlacedRows
-from specdec.drafters.head.sharing import borrow, look_up, model_of
+from specdec.drafters.head.sharing import borrow, model_of
 from specdec.drafters.head.window import ContextRows, read_context
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.tree import Tree, TreePlan

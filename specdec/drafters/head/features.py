@@ -17,8 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.drafters.head.config import check_fields, refuse
-from specdec.drafters.head.layers import Attend, Attention, GatedMLP, LayerConfig, RMSNorm
-from specdec.drafters.head.sharing import apply_lm_head, check_target_ids
+from specdec.drafters.head.layers import (
+    Attend,
+    Attention,
+    GatedMLP,
+    LayerConfig,
+    RMSNorm,
+    apply_lm_head,
+)
+from specdec.drafters.head.sharing import check_target_ids
 from specdec.types import FeatureLayer
 
 

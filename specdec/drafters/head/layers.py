@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
 from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -333,6 +334,26 @@ class DecoderLayer(nn.Module):
             return hidden + self.mlp_conv(self.post_attention_layernorm(hidden), self.mlp)
         hidden = hidden + self.self_attn(x, angles, attend, context)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+def look_up(embeddings: nn.Module, tokens: Tensor) -> Tensor:
+    """Rows `[B, N, H]` of an embedding table, as it is stored: what a model's own module does to
+    them (Gemma scales them) is not part of a head.
+
+    A table that is spread over processes (tensor parallelism) is read where its rows are.
+    """
+    table = embeddings.weight
+    if not isinstance(table, DTensor):
+        return F.embedding(tokens, table)
+    everywhere = [Replicate()] * table.device_mesh.ndim
+    placed = DTensor.from_local(tokens, table.device_mesh, everywhere, run_check=False)
+    return F.embedding(placed, table).full_tensor()
+
+
+def apply_lm_head(lm_head: nn.Module, hidden: Tensor) -> Tensor:
+    """Logits `[B, N, V]` of hidden states `[B, N, H]`, which take the data type of its weights."""
+    dtype = lm_head.weight.dtype
+    return lm_head(hidden.to(dtype) if dtype.is_floating_point else hidden)  # or it is quantised
 
 
 def attend_causally(

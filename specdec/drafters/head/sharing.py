@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from specdec.arguments import shown
@@ -84,26 +82,6 @@ def check_target(
                 f"{what} was made for a target with a {name} of {own}, but {type(model).__name__} "
                 f"has {other}"
             )
-
-
-def look_up(embeddings: nn.Module, tokens: Tensor) -> Tensor:
-    """Rows `[B, N, H]` of an embedding table, as it is stored: what a model's own module does to
-    them (Gemma scales them) is not part of a head.
-
-    A table that is spread over processes (tensor parallelism) is read where its rows are.
-    """
-    table = embeddings.weight
-    if not isinstance(table, DTensor):
-        return F.embedding(tokens, table)
-    everywhere = [Replicate()] * table.device_mesh.ndim
-    placed = DTensor.from_local(tokens, table.device_mesh, everywhere, run_check=False)
-    return F.embedding(placed, table).full_tensor()
-
-
-def apply_lm_head(lm_head: nn.Module, hidden: Tensor) -> Tensor:
-    """Logits `[B, N, V]` of hidden states `[B, N, H]`, which take the data type of its weights."""
-    dtype = lm_head.weight.dtype
-    return lm_head(hidden.to(dtype) if dtype.is_floating_point else hidden)  # or it is quantised
 
 
 def check_target_ids(target_ids: Tensor | None, config: HeadConfig) -> Tensor | None:

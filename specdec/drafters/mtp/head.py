@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from specdec.arguments import check_choice, check_integer
 from specdec.drafters.head.config import check_fields
 from specdec.drafters.head.hf_layer import HFLayerConfig
-from specdec.drafters.head.layers import LayerConfig, RMSNorm
-from specdec.drafters.head.sharing import apply_lm_head
+from specdec.drafters.head.layers import LayerConfig, RMSNorm, apply_lm_head
 from specdec.drafters.head.window import Pass
 from specdec.types import FeatureLayer
 

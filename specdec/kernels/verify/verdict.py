@@ -12,7 +12,6 @@ from torch import Tensor
 from specdec.kernels.truncate.reference import filtered_probs
 from specdec.kernels.types import FilterParams, VerifyUniforms, suits_kernels
 from specdec.kernels.verify import reference as chain
-from specdec.kernels.verify import tree
 from specdec.types import Draft, Verdict
 
 
@@ -47,6 +46,8 @@ def verify_probs(
         by_block: which rule. For drafts without probabilities or tokens both are the same.
     """
     if not draft.is_chain:
+        from specdec.kernels.verify import tree
+
         return tree.verify_tree(draft, target_probs, uniforms, by_block=by_block)
     has_blocks = draft.probs is not None and draft.tokens.shape[1] > 0
     rule = chain.block_rule if by_block and has_blocks else chain.token_rule
@@ -61,5 +62,7 @@ def verify_points(draft: Draft, target_tokens: Tensor) -> Verdict:
         target_tokens: `[B, N]`, after each row of the window.
     """
     if not draft.is_chain:
+        from specdec.kernels.verify import tree
+
         return tree.verify_tree_points(draft, target_tokens)
     return Verdict(*chain.point_rule(draft, target_tokens), draft.num_valid)

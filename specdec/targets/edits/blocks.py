@@ -112,8 +112,8 @@ def block_attention(
     if getattr(indexer, BLOCK_COUNT) * indexer.block_size >= width and not is_own:
         own = {"slot_window": slot_window, "scaling": scaling}
         return slot_attention(module, query, key, value, None, **own)
-    if (name := Queries(module.layer_idx)) in slot_window.feature_layers:
-        note_queries(slot_window, name, query, scaling)
+    if module.layer_idx in slot_window.query_layers:
+        note_queries(slot_window, Queries(module.layer_idx), query, scaling)
     seen = attention_mask if is_own else seen_mask(slot_window.on(query.device), count)
     places = query.dtype, query.device, None
     mask = indexer.build_block_mask(block_indices, seen, width, *places)

@@ -135,8 +135,8 @@ def indexed_attention(
     if indices is not None and indices.shape[-1] >= key.shape[2] and not slot_window.has_own_masks:
         own = {"scaling": scaling, "softcap": softcap, "s_aux": s_aux, **others}
         return slot_attention(module, query, key, value, None, slot_window=slot_window, **own)
-    if (name := Queries(module.layer_idx)) in slot_window.feature_layers:
-        note_queries(slot_window, name, query, scaling)
+    if module.layer_idx in slot_window.query_layers:
+        note_queries(slot_window, Queries(module.layer_idx), query, scaling)
     sees = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
     shape = len(query), 1, query.shape[2], key.shape[2]
     if indices is not None:
