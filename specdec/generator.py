@@ -26,7 +26,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from specdec.arguments import check_choice, check_integer, shown
 from specdec.drafters import Drafter, NoDrafter
-from specdec.drafters.base import check_drafter
+from specdec.drafters.check import check_drafter
 from specdec.graphs.tree import modules_of
 from specdec.loop.host import Generation, OutputCollector, Scores, StepRecord
 from specdec.loop.outcome import Outcome, PendingOutcome

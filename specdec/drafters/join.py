@@ -14,12 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from specdec.drafters.base import (
-    Drafter,
-    check_drafter,
-    check_num_draft_tokens,
-    check_state,
-)
+from specdec.drafters.base import Drafter, check_num_draft_tokens
+from specdec.drafters.check import check_drafter, check_state
 from specdec.drafters.wrapped import context_of, learn_of
 from specdec.graphs.tree import shared
 from specdec.samplers.noise import Drawing

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import shown
-from specdec.drafters.base import Drafter, check_drafter, check_state
+from specdec.drafters.base import Drafter
+from specdec.drafters.check import check_drafter, check_state
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.tree import Tree
 from specdec.samplers.noise import Drawing

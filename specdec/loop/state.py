@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.drafters.base import Drafter, check_state
+from specdec.drafters.base import Drafter
+from specdec.drafters.check import check_state
 from specdec.graphs.tree import copy_from_host, copy_into, fill, map_tensors, parts_of, shared
 from specdec.request.call import Request
 from specdec.samplers import LogitsFilter, Noise, Sampler

@@ -29,10 +29,11 @@ from specdec.hf.positions import position_limit
 from specdec.hf.refusals import cause_of_refusal
 from specdec.hf.versions import newer_than_tried
 from specdec.slots.cache import Chunk, KeyValueShape
-from specdec.targets.attention import ATTENTION, PROBE, LearnedLayer
+from specdec.targets.attention import ATTENTION
 from specdec.targets.edits.edit import Faster
 from specdec.targets.families import FASTER, asked, families_of, has_quantised_weight
 from specdec.targets.route import Route
+from specdec.targets.trial.probe import PROBE, LearnedLayer
 from specdec.targets.trial.self_test import compare
 from specdec.targets.trial.witness import (
     PlainForwardError,
@@ -42,13 +43,8 @@ from specdec.targets.trial.witness import (
     trial_texts,
 )
 from specdec.targets.views import open_view
-from specdec.targets.wrappers import (
-    copied_values,
-    refuse_joint_quantisation,
-    remark_on_hooks,
-    replaced_forwards,
-    structure,
-)
+from specdec.targets.watch import copied_values, structure
+from specdec.targets.wrappers import refuse_joint_quantisation, remark_on_hooks, replaced_forwards
 
 _KNOWN: WeakKeyDictionary[PreTrainedModel, dict[bool, tuple]] = WeakKeyDictionary()
 """Of each model that was tried: (description, route), without and with `fuse`."""

@@ -27,13 +27,11 @@ from specdec.targets.features import check_layers
 from specdec.targets.route import Route
 from specdec.targets.trial.self_test import try_edits
 from specdec.targets.views import Views, forward, open_views, open_window
+from specdec.targets.watch import Surface, hooks_of, structure
 from specdec.targets.wrappers import (
-    Surface,
-    hooks_of,
     refuse_adapters_by_row,
     refuse_training,
     refuse_unsupported,
-    structure,
     unwrap,
 )
 from specdec.types import Draft, FeatureLayer, Queries, TargetOutput

@@ -24,7 +24,8 @@ from specdec import (
     WrappedDrafter,
     certify,
 )
-from specdec.drafters.base import NoDrafter, check_drafter
+from specdec.drafters.base import NoDrafter
+from specdec.drafters.check import check_drafter
 from specdec.drafters.proposal import Proposal
 from specdec.graphs.tree import map_tensors
 

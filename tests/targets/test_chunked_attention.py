@@ -25,6 +25,7 @@ from specdec.slots.cache import Chunk, Window
 from specdec.targets import attention as hf_attention
 from specdec.targets import discovery
 from specdec.targets.attention import ATTENTION, slot_attention
+from specdec.targets.trial.probe import HFMask
 
 SIZE, NUM_NEW = 8, 24
 LENGTHS = 1, 9, 16, 21
@@ -221,7 +222,7 @@ def test_a_temperature_by_slots_is_no_temperature_of_a_tree(monkeypatch):
 def test_a_mask_that_only_resembles_chunks_is_refused():
     """Chunks that begin one position later are none."""
     for late in (0, 1):
-        mask = hf_attention.HFMask(
+        mask = HFMask(
             SIZE, lambda row, head, q, k, d=late: (k <= q) & ((k - d) // SIZE == (q - d) // SIZE)
         )
         fitting = [window for window in mask.windows if mask.is_causal_within(window, None)]

@@ -23,9 +23,10 @@ from specdec.loop import host
 from specdec.slots.attention import sees
 from specdec.slots.cache import SlotCache
 from specdec.targets import discovery
-from specdec.targets.attention import HFMask, slot_attention
+from specdec.targets.attention import slot_attention
 from specdec.targets.edits import biases, own_attention
 from specdec.targets.edits.heads import edit as edit_heads
+from specdec.targets.trial.probe import HFMask
 from specdec.targets.view import private_view
 
 WINDOW, NUM_NEW, LENGTHS = 8, 24, (1, 9, 17, 24)

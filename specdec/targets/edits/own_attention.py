@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.slots.attention import sees
-from specdec.targets.attention import ATTENTION, PROBE, HFMask, probe_attention, slot_attention
+from specdec.targets.attention import ATTENTION, slot_attention
+from specdec.targets.trial.probe import PROBE, HFMask, probe_attention
 from specdec.targets.view import wrap_forward
 
 METHOD = "_attn"
