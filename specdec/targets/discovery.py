@@ -171,7 +171,7 @@ def _through_attention_interface(model: PreTrainedModel) -> Route:
     learned: dict[int, LearnedLayer] = {}
     view = open_view(model, Route(PROBE))
     # A function, since hooks of accelerate's hand copies of dictionaries on.
-    stored = _stored_of(view, slot_window=learned.__setitem__)
+    stored = stored_of(view, slot_window=learned.__setitem__)
     windows: dict[int, int | Chunk | None] = {}
     for layer, (mask, module, has_softcap) in learned.items():
         if has_softcap and model.config.get_text_config()._attn_implementation == "sdpa":
@@ -209,10 +209,10 @@ def _with_dense_mask(model: PreTrainedModel) -> Route:
     config, sizes = model.config.get_text_config(), ("sliding_window", "attention_chunk_size")
     if _windowed_layers(model) or any(getattr(config, size, None) for size in sizes):
         raise ValueError("one dense mask cannot hold the windows of some layers")
-    return _with_gates(model, Route(**_stored_of(open_view(model, Route()))))
+    return _with_gates(model, Route(**stored_of(open_view(model, Route()))))
 
 
-def _stored_of(view: PreTrainedModel, **options: object) -> dict[str, Any]:
+def stored_of(view: PreTrainedModel, **options: object) -> dict[str, Any]:
     """Fields of a `Route`: what the layers of a view store of a token, and what its mixers keep,
     seen in HF's own cache after a forward with these options.
     """
