@@ -11,21 +11,19 @@ from specdec.kernels.race.reference import race
 from specdec.kernels.sample.reference import draw, sample
 from specdec.kernels.truncate.reference import filtered_probs
 from specdec.kernels.types import AttentionOptions, FilterParams
+from specdec.kernels.verify.verdict import verify  # not on first use: its folder has the same name
 
 if TYPE_CHECKING:
     from specdec.kernels.attention.reference import ragged_attention
     from specdec.kernels.slots.reference import write_slots
     from specdec.kernels.verify.reference import append_token
-    from specdec.kernels.verify.verdict import verify
 
 _HOMES = {
     "specdec.kernels.attention.reference": "ragged_attention",
     "specdec.kernels.slots.reference": "write_slots",
     "specdec.kernels.verify.reference": "append_token",
-    "specdec.kernels.verify.verdict": "verify",
 }
-"""Modules of names that are imported on their first use: drafters verify nothing, samplers attend
-to nothing."""
+"""Modules of names that are imported on their first use: samplers need none of them."""
 
 __all__ = [
     "AttentionOptions",

@@ -65,6 +65,7 @@ from specdec.graphs.tree import fill, keep_rows, tables
 from specdec.kernels import draw
 from specdec.samplers import CouplingSampler, Stream
 from specdec.slots.cache import SlotCache, round_up
+from specdec.targets.edits.memory import RecurrentCache
 
 FILTERS = {
     "plain": {},
@@ -586,7 +587,7 @@ def poison(drafter, state, context, num_in_use):
         past.features[before], past.tokens[before] = torch.nan, 10**9
     if cache is None:
         return
-    if cache.memory is not None:  # what was computed from rejected tokens
+    if isinstance(cache, RecurrentCache):  # what was computed from rejected tokens
         first = context.start + (context.num_new - 1).clamp(min=0)
         num_kept = (first - cache.memory.start)[:, None]
         for tables in cache.memory.records.values():
