@@ -7,11 +7,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from specdec.kernels.philox.cpu import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS, philox_by_numpy
 from specdec.kernels.types import suits_kernels
 
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-NUM_ROUNDS = 10
 _MASK = 0xFFFFFFFF
 
 
@@ -37,6 +35,13 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
         >>> [f"{word:08x}" for word in words.tolist()]
         ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
     """
+    if counter.device.type == "cpu":
+        return philox_by_numpy(counter, key)
+    return philox_of_tensors(counter, key)
+
+
+def philox_of_tensors(counter: Tensor, key: Tensor) -> Tensor:
+    """The definition of `philox`, on any device."""
     multipliers, key_steps = _constants(counter.device)
     even, odd = counter[..., 0::2], counter[..., 1::2]  # words (0, 2) are multiplied, (1, 3) mixed
     for _ in range(NUM_ROUNDS):
