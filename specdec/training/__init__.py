@@ -14,7 +14,6 @@ _HOMES = {
     "mtp": ["MultiTokenPrediction"],
     "online": ["KeepVerified", "OnlineDistillation"],
     "pictures": ["AnswerTimeTest", "Answered", "AnsweredStream"],
-    "positions": ["SkippedPositions"],
     "trainer": ["ObjectiveArguments", "ObjectiveTrainer"],
 }
 """The names of each module, imported on first use: a family of heads loads no other."""
