@@ -105,7 +105,8 @@ def train(run: Run, others: list[str]) -> None:
     if run.minutes is not None:
         beside = "encoding the data" + " and evaluations" * (run.evaluation_prompts > 0)
         _say(args, f"training for {run.minutes:g} minutes, beside {beside}")
-    trained_on, held_out = data.hold_out(_documents(run, args, tokenizer), run.evaluation_prompts)
+    documents, beginning = _documents(run, args, tokenizer), data.beginning_of(tokenizer)
+    trained_on, held_out = data.hold_out(documents, run.evaluation_prompts, beginning)
     if len(held_out) < run.evaluation_prompts:
         pieces = sum(len(ids) >= data.PROMPT_TOKENS for ids in [*trained_on, *held_out])
         few = f"evaluating on {counted(len(held_out), 'prompt')}, not {run.evaluation_prompts}: "
@@ -113,12 +114,13 @@ def train(run: Run, others: list[str]) -> None:
         _say(args, f"{few}training, and the data has {pieces}")
     if run.length is None:
         args.row_lengths = _row_lengths(args, target)
-    drafter, objective = _objective(run, target, _draft_ids(run, args, target, trained_on))
-    stream = data.PackedStream(trained_on, seed=run.seed)
+    ids = _draft_ids(run, args, target, trained_on, beginning)
+    drafter, objective = _objective(run, target, ids)
+    stream = data.PackedStream(trained_on, seed=run.seed, beginning=beginning)
     trainer = ObjectiveTrainer(objective, args, stream)
     trainer.add_callback(_Progress(trainer))
     if held_out:
-        trainer.add_callback(_evaluation(run, trainer, target, drafter, held_out))
+        trainer.add_callback(_evaluation(run, trainer, target, drafter, held_out, beginning))
     if trainer.is_world_process_zero():
         write_text(Path(args.output_dir, RECORD), json.dumps(record))
     trainer.train_or_resume()
@@ -345,14 +347,17 @@ def _say(args, text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def _evaluation(run: Run, trainer, target, drafter, held_out: Sequence):
+def _evaluation(run: Run, trainer, target, drafter, held_out: Sequence, beginning: list[int]):
     """Measures acceptance at two temperatures, and by length of context."""
     text = np.concatenate(held_out).astype(int)
     longest = trainer.args.row_lengths[-1][1]
     room = drafter.num_draft_tokens + EVALUATED_TOKENS
     contexts = [n for n in (longest // 4, longest // 2, longest - room) if 64 < n <= len(text)]
     ends = np.linspace(contexts[-1], len(text), len(held_out)).astype(int) if contexts else ()
-    texts = [text[end - contexts[-1] : end].tolist() for end in dict.fromkeys(ends)]
+
+    def before(tokens: int) -> list[list[int]]:  # so many, the beginning included
+        starts = [(end - tokens + len(beginning), end) for end in dict.fromkeys(ends)]
+        return [data.begun(text[start:end], beginning).tolist() for start, end in starts]
 
     class _Evaluation(AcceptanceCallback):
         def figures(self) -> dict[str, float]:
@@ -361,8 +366,8 @@ def _evaluation(run: Run, trainer, target, drafter, held_out: Sequence):
         def measure(self) -> dict[str, float]:
             figures = super().figures()
             for tokens in contexts:  # more and more of them, before the same places
-                options = {"max_prompt_tokens": tokens, "max_new_tokens": EVALUATED_TOKENS}
-                found = evaluate(self.generator, texts, batch_size=len(texts), **options)
+                options = {"max_new_tokens": EVALUATED_TOKENS, "batch_size": len(held_out)}
+                found = evaluate(self.generator, before(tokens), **options)
                 figures[f"after {tokens} tokens"] = found.stats.acceptance_length
             return figures
 
@@ -421,7 +426,7 @@ def _loss_options(run: Run) -> dict[str, Any]:
     return options
 
 
-def _draft_ids(run: Run, args, target, documents: Sequence):
+def _draft_ids(run: Run, args, target, documents: Sequence, beginning: list[int]):
     """The ids that the head can propose; those of the first process, as another device's rounding
     may order them otherwise.
     """
@@ -432,7 +437,8 @@ def _draft_ids(run: Run, args, target, documents: Sequence):
     shown = partial(tqdm, desc="rows read by the target", leave=False, disable=hidden)
     if target.device != args.device:  # FSDP2 would give up what it has gathered
         target = target.to(args.device)
-    ids = frequent_ids(target, documents, run.draft_vocab_size, progress=shown)
+    options = {"beginning": beginning, "progress": shown}
+    ids = frequent_ids(target, documents, run.draft_vocab_size, **options)
     return processes.broadcast([ids.cpu()])[0]
 
 

@@ -1,6 +1,7 @@
 """`specdec train`: from text to a head that loads again; mistakes are one line."""
 
 import os
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -12,6 +13,7 @@ from architectures import ARCHITECTURES
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from tokenizers.processors import TemplateProcessing
 from training_runs import assert_same, on_a_cpu
 from transformers import (
     AutoModelForCausalLM,
@@ -22,15 +24,17 @@ from transformers import (
 )
 
 from specdec import SpeculativeGenerator, zoo
-from specdec.cli import main
+from specdec.cli import main, training_run
 from specdec.cli.training_options import Run
 from specdec.cli.training_run import _arguments, _objective
 from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
 from specdec.evaluation import evaluate
-from specdec.training import new_head
+from specdec.evaluation.prompts import as_prompts
+from specdec.training import callbacks, new_head
 from specdec.training.data import PROMPT_TOKENS, encode_texts, hold_out, prompts_of
 from specdec.training.divergences import ce, tv
 from specdec.training.step_weights import DPace
+from specdec.training.teacher import Teacher
 from specdec.training.trainer import last_checkpoint
 from specdec.zoo import corpus
 
@@ -197,6 +201,36 @@ def test_what_is_saved_drafts_as_it_was_measured(target, text, tmp_path, capsys)
     for t in (0, 1):
         stats = evaluate(generator, prompts, temperature=t).stats
         assert figures[f"acceptance_length (T = {t})"] == stats.acceptance_length
+
+
+def test_rows_prompts_and_chosen_ids_are_read_as_texts_begin(target, text, tmp_path, monkeypatch):
+    begun, found = tmp_path / "target", {"learned": [], "evaluated": [], "counted": []}
+    shutil.copytree(target, begun)
+    tokenizer = zoo.load_tokenizer()
+    (first,) = tokenizer.convert_tokens_to_ids(["def"])
+    processor = TemplateProcessing(single="def $A", special_tokens=[("def", first)])
+    tokenizer.backend_tokenizer.post_processor = processor
+    tokenizer.save_pretrained(begun)
+
+    def noting(owner, name, kind, rows_of):
+        known = getattr(owner, name)
+
+        def noted(*args, **kwargs):
+            found[kind].extend(rows_of(*args, **kwargs))
+            return known(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    noting(Teacher, "__call__", "learned", lambda self, ids: ids.tolist())
+    for home in (training_run, callbacks):
+        noting(home, "evaluate", "evaluated", lambda _, prompts, **more: as_prompts(prompts))
+    noting(training_run, "frequent_ids", "counted", lambda *_, beginning, **more: [beginning])
+    options = [*MEASURED, "--draft-vocab-size", "300", "--length", "96", "--tokens-per-step", "192"]
+    assert run("eagle3", begun, text, tmp_path / "head", *options) == 0
+    assert all(found.values())
+    found["evaluated"] = [prompt.turns[0] for prompt in found["evaluated"]]
+    for kind, rows in found.items():
+        assert {int(row[0]) for row in rows} == {first}, kind
 
 
 def test_a_head_of_fewer_ids_has_those_of_the_data(target, text, tmp_path):
