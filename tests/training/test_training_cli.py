@@ -192,7 +192,9 @@ def test_modules_of_a_layout_are_saved_with_their_target_as_engines_want_it(
 
 def test_what_is_saved_drafts_as_it_was_measured(target, text, tmp_path, capsys):
     assert run("eagle3", target, text, tmp_path, *MEASURED) == 0
-    assert "acceptance_length (T = 0) " in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "acceptance_length (T = 0) " in shown.out
+    assert shown.err.count("\nevaluating on 2 prompts\n") == 1
     model = AutoModelForCausalLM.from_pretrained(target).eval()
     generator = SpeculativeGenerator(model, EagleDrafter.from_pretrained(tmp_path, model, 3))
     prompts = prompts_of(hold_out(encode_texts([TEXT], zoo.load_tokenizer()), 2)[1])
@@ -443,6 +445,45 @@ def test_a_run_that_is_complete_says_so_at_once(target, text, tmp_path, capsys, 
         assert capsys.readouterr().err.count("something was loaded") == 2
     assert run(*arguments) == 0  # the head is written again
     assert (tmp_path / "config.json").exists()
+
+
+OWN = """
+from specdec.drafters import EagleDrafter
+from specdec.training import TrainingTimeTest, new_head
+
+def make(target, num_draft_tokens, depths=5):
+    if depths > 2:
+        raise ValueError(f"a head of {depths} depths cannot be made")
+    head = new_head(target, "eagle3", mlp_width=24)
+    return TrainingTimeTest(EagleDrafter(head, target, num_draft_tokens), target, depths)
+"""
+
+
+def test_a_function_of_ones_own_gets_depths(target, text, tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    plain = [word for word in SMALL if word not in ("--mlp-width", "24")]
+    words = ["train", f"{tmp_path / 'mine.py'}:make", "--target", str(target), "--data", str(text)]
+    assert main([*words, *plain, "--output", str(tmp_path / "a"), "--depths", "2"]) == 0
+
+
+UNMADE = {
+    "a head of 5 depths cannot be made": ["{mine}:make"],
+    "the number of draft ids must be": ["eagle3", "--draft-vocab-size", "99999"],
+    "semantics and mlp_width are DeepSeek's own": ["mtp", "--layout", "DeepSeek", "--mlp-width=9"],
+}
+
+
+@pytest.mark.parametrize("message", UNMADE)
+def test_an_objective_that_cannot_be_made_is_refused_before_the_corpus_is_read(
+    message, target, text, tmp_path, capsys
+):
+    (tmp_path / "mine.py").write_text(OWN)
+    words = [word.format(mine=tmp_path / "mine.py") for word in UNMADE[message]]
+    usual = ["--target", str(target), "--data", str(text), "--output", str(tmp_path / "out")]
+    assert main(["train", *words, *usual]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "encoding" not in error
 
 
 def test_an_evaluation_that_is_missing_says_why(target, tmp_path, capsys):
