@@ -31,7 +31,7 @@ from transformers.utils import logging
 from specdec import EagleDrafter, SpeculativeGenerator, training, zoo
 from specdec.evaluation import Study, sweep
 from specdec.targets import Target
-from specdec.training import SkippedPositions, TrainingTimeTest, new_head
+from specdec.training import TrainingTimeTest, new_head
 from specdec.training.heads import with_layer
 from specdec.zoo import WEIGHTS_DIR, corpus
 
@@ -46,7 +46,6 @@ PLAIN = "plain"
 HEADS = {
     PLAIN: {},
     f"window of {WINDOW}": {"window": WINDOW},
-    "skipped positions": {"positions": SkippedPositions(LENGTHS[-1])},
     f"rows of {LENGTHS[-1]}": {"row_tokens": LENGTHS[-1]},
 }
 """How heads are trained."""
@@ -105,7 +104,7 @@ def say_loss(stride: int = 4096) -> None:
 def trained(name: str, options) -> EagleDrafter:
     """The drafter of a contender, from its file where it has one."""
     target, how = long_target(), dict(HEADS[name])
-    positions, row_tokens = how.pop("positions", None), how.pop("row_tokens", TRAINED)
+    row_tokens = how.pop("row_tokens", TRAINED)
     head = new_head(target, "eagle3", seed=0, **how).to(DEVICE)
     drafter = EagleDrafter(head, target, K)
     stem = options.output / name.replace(" ", "-")
@@ -118,7 +117,7 @@ def trained(name: str, options) -> EagleDrafter:
             str(stem), max_steps=options.steps, use_cpu=DEVICE == "cpu", seed=0, report_to=[],
             save_strategy="no", disable_tqdm=True, bf16=DEVICE == "cuda", **sizes,
         )  # fmt: skip
-        objective = TrainingTimeTest(drafter, target, positions=positions)
+        objective = TrainingTimeTest(drafter, target)
         clock = time.process_time if DEVICE == "cpu" else time.perf_counter
         started_s = clock()
         training.ObjectiveTrainer(objective, arguments, stream).train()

@@ -2,6 +2,8 @@
 changed since is listed.
 """
 
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -138,3 +140,15 @@ def test_without_a_history_it_is_said_that_nothing_is_known(clone, tmp_path_fact
         done = run(root)
         assert done.returncode == 0
         assert done.stdout.startswith("figures: this clone has no history")
+
+
+def test_what_the_page_of_training_says_of_its_curves_is_in_their_data():
+    curves = json.loads((ROOT / "docs/figures/training.json").read_text())
+    page = (ROOT / "docs/training.md").read_text()
+    ends = [(rows[-2][i], rows[-1][i]) for rows in curves.values() for i in (3, 4)]
+    names = ["None", "One", "Two", "Three", "Four", "Five", "All"]
+    falling = names[sum(last < before for before, last in ends)]
+    assert f"{falling} of the six curves end below the measurement before their last" in page
+    assert len(ends) == 6
+    greedy = re.search(r"ten million tokens ([\d.]+), ([\d.]+) and ([\d.]+) at", page).groups()
+    assert list(greedy) == [f"{rows[-1][3]:.1f}" for rows in curves.values()]

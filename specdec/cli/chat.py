@@ -162,7 +162,10 @@ def _most_tokens(target: Any, inputs: dict[str, Any], asked: int | None) -> int:
 
 
 def _answer(generator: Any, tokenizer: Any, inputs: dict[str, Any], options: dict[str, Any]) -> str:
-    """Prints an answer as it comes, and its numbers; Ctrl-C ends it."""
+    """Prints an answer as it comes, and its numbers; Ctrl-C ends it. Returns what the next turn's
+    template gets.
+    """
+    from specdec.evaluation.prompts import reply_of
     from specdec.results import SpeculationStats
 
     plain = SimpleNamespace(decode=partial(tokenizer.decode, skip_special_tokens=True))
@@ -185,4 +188,7 @@ def _answer(generator: Any, tokenizer: Any, inputs: dict[str, Any], options: dic
         f"{stats.acceptance_rate:.2f}" + (f", seed {options['seed']}" if "seed" in options else "")
     )
     Console(highlight=False, soft_wrap=True).print(f"\n{numbers}", style="dim")
-    return plain.decode([token for step in steps for token in step.new_tokens])
+    tokens = [token for step in steps for token in step.new_tokens]
+    ends = generator.target.model.generation_config.eos_token_id
+    ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
+    return reply_of(tokens, tokenizer, is_ended=tokens[-1:] != [] and tokens[-1] in ends)

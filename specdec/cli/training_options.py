@@ -22,7 +22,8 @@ DEPTHS = (
 )
 KINDS = (
     "eagle3, eagle1, mask-token, dflash, dspark, mtp, medusa, or your own as mine.py:make, a "
-    "function of (target, num_draft_tokens) that returns a HeadObjective"
+    "function of (target, num_draft_tokens) that returns a HeadObjective, and takes depths= where "
+    "--depths is given"
 )
 MINUTES = "of steps alone, without encoding and evaluations; default: --steps"
 LOSS = (

@@ -30,9 +30,9 @@ from specdec import (
     evaluate,
     processes,
 )
-from specdec.arguments import check_choice, check_folder, shown
+from specdec.arguments import check_choice, check_folder, check_integer, shown
 from specdec.atomic import replacing_files, write_text
-from specdec.cli.options import refuse
+from specdec.cli.options import given, refuse
 from specdec.cli.training_memory import memory_table
 from specdec.cli.training_options import LONGEST_ROWS, STEPS, Run
 from specdec.drafters.mask_token.correction import MarkovConfig
@@ -102,10 +102,12 @@ def train(run: Run, others: list[str]) -> None:
         raise ValueError(
             f"the tokenizer of {run.target} has {len(tokenizer)} tokens, its model only {size}"
         )
+    drafter, objective = _objective(run, target, _any_ids(run, target))  # or an error, now
     if run.minutes is not None:
         beside = "encoding the data" + " and evaluations" * (run.evaluation_prompts > 0)
         _say(args, f"training for {run.minutes:g} minutes, beside {beside}")
-    trained_on, held_out = data.hold_out(_documents(run, args, tokenizer), run.evaluation_prompts)
+    documents, beginning = _documents(run, args, tokenizer), data.beginning_of(tokenizer)
+    trained_on, held_out = data.hold_out(documents, run.evaluation_prompts, beginning)
     if len(held_out) < run.evaluation_prompts:
         pieces = sum(len(ids) >= data.PROMPT_TOKENS for ids in [*trained_on, *held_out])
         few = f"evaluating on {counted(len(held_out), 'prompt')}, not {run.evaluation_prompts}: "
@@ -113,12 +115,14 @@ def train(run: Run, others: list[str]) -> None:
         _say(args, f"{few}training, and the data has {pieces}")
     if run.length is None:
         args.row_lengths = _row_lengths(args, target)
-    drafter, objective = _objective(run, target, _draft_ids(run, args, target, trained_on))
-    stream = data.PackedStream(trained_on, seed=run.seed)
+    if run.draft_vocab_size is not None:
+        ids = _draft_ids(run, args, target, trained_on, beginning)
+        drafter, objective = _objective(run, target, ids)
+    stream = data.PackedStream(trained_on, seed=run.seed, beginning=beginning)
     trainer = ObjectiveTrainer(objective, args, stream)
     trainer.add_callback(_Progress(trainer))
     if held_out:
-        trainer.add_callback(_evaluation(run, trainer, target, drafter, held_out))
+        trainer.add_callback(_evaluation(run, trainer, target, drafter, held_out, beginning))
     if trainer.is_world_process_zero():
         write_text(Path(args.output_dir, RECORD), json.dumps(record))
     trainer.train_or_resume()
@@ -183,7 +187,7 @@ def _check(run: Run) -> None:
         advice = "or your own as mine.py:make"
         check_choice("the kind of head", run.kind, _SERVED, advice=advice)
     for name, kinds in FLAGS.items():
-        if run.kind not in kinds:
+        if run.kind not in kinds and (name != "depths" or run.kind in _SERVED):
             why = f"belongs to {' and '.join(kinds)}; leave it out for {run.kind}"
             refuse({name: getattr(run, name)}, why)
     _loss_options(run)
@@ -326,13 +330,11 @@ def _say_memory(run: Run, args: ObjectiveArguments) -> None:
     """Prints what a step takes in each process. No weights are loaded or made: the step runs on
     tensors without data.
     """
-    size = run.draft_vocab_size
-    ids = None if size is None else torch.arange(size, device="cpu")
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device(args.device):
         target = load_empty_target(run.target).eval()
         if run.length is None:
             args.row_lengths = _row_lengths(args, target)
-        _, objective = _objective(run, target, ids)
+        _, objective = _objective(run, target, _any_ids(run, target))
         ways = {"is_spread": run.spread_target, "is_sharded": run.shard_target}
         table = memory_table(args, target, objective, **ways)
     if args.process_index == 0:
@@ -342,27 +344,31 @@ def _say_memory(run: Run, args: ObjectiveArguments) -> None:
 def _say(args, text: str) -> None:
     """What the first process is doing, on standard error."""
     if args.process_index == 0:
-        print(text, file=sys.stderr)
+        tqdm.write(text, file=sys.stderr)
 
 
-def _evaluation(run: Run, trainer, target, drafter, held_out: Sequence):
+def _evaluation(run: Run, trainer, target, drafter, held_out: Sequence, beginning: list[int]):
     """Measures acceptance at two temperatures, and by length of context."""
     text = np.concatenate(held_out).astype(int)
     longest = trainer.args.row_lengths[-1][1]
     room = drafter.num_draft_tokens + EVALUATED_TOKENS
     contexts = [n for n in (longest // 4, longest // 2, longest - room) if 64 < n <= len(text)]
     ends = np.linspace(contexts[-1], len(text), len(held_out)).astype(int) if contexts else ()
-    texts = [text[end - contexts[-1] : end].tolist() for end in dict.fromkeys(ends)]
+
+    def before(tokens: int) -> list[list[int]]:  # so many, the beginning included
+        starts = [(end - tokens + len(beginning), end) for end in dict.fromkeys(ends)]
+        return [data.begun(text[start:end], beginning).tolist() for start, end in starts]
 
     class _Evaluation(AcceptanceCallback):
         def figures(self) -> dict[str, float]:
             return trainer.interruption.run(self.measure) or {}
 
         def measure(self) -> dict[str, float]:
+            _say(trainer.args, f"evaluating on {counted(len(held_out), 'prompt')}")
             figures = super().figures()
             for tokens in contexts:  # more and more of them, before the same places
-                options = {"max_prompt_tokens": tokens, "max_new_tokens": EVALUATED_TOKENS}
-                found = evaluate(self.generator, texts, batch_size=len(texts), **options)
+                options = {"max_new_tokens": EVALUATED_TOKENS, "batch_size": len(held_out)}
+                found = evaluate(self.generator, before(tokens), **options)
                 figures[f"after {tokens} tokens"] = found.stats.acceptance_length
             return figures
 
@@ -374,7 +380,7 @@ def _evaluation(run: Run, trainer, target, drafter, held_out: Sequence):
 def _objective(run: Run, target, target_ids):
     """An untrained drafter that proposes ids `[Vd]`, and the objective that trains its head."""
     if (make := find_own(run.kind)) is not None:
-        objective = make(target, run.num_draft_tokens)
+        objective = make(target, run.num_draft_tokens, **given({"depths": run.depths}))
         if not isinstance(objective, HeadObjective):
             raise TypeError(
                 f"{run.kind} must return a specdec.training.losses.HeadObjective, got "
@@ -421,18 +427,26 @@ def _loss_options(run: Run) -> dict[str, Any]:
     return options
 
 
-def _draft_ids(run: Run, args, target, documents: Sequence):
+def _any_ids(run: Run, target):
+    """As many ids as the head can propose, which ones does not matter; `None` for all."""
+    if run.draft_vocab_size is None:
+        return None
+    most = target.config.get_text_config().vocab_size
+    size = check_integer("the number of draft ids", run.draft_vocab_size, 1, most)
+    return torch.arange(size, device="cpu")
+
+
+def _draft_ids(run: Run, args, target, documents: Sequence, beginning: list[int]):
     """The ids that the head can propose; those of the first process, as another device's rounding
     may order them otherwise.
     """
-    if run.draft_vocab_size is None:
-        return None
     _say(args, "finding the most frequent ids of the data and of the target's own text")
     hidden = None if args.process_index == 0 else True  # shown on terminals only
     shown = partial(tqdm, desc="rows read by the target", leave=False, disable=hidden)
     if target.device != args.device:  # FSDP2 would give up what it has gathered
         target = target.to(args.device)
-    ids = frequent_ids(target, documents, run.draft_vocab_size, progress=shown)
+    options = {"beginning": beginning, "progress": shown}
+    ids = frequent_ids(target, documents, run.draft_vocab_size, **options)
     return processes.broadcast([ids.cpu()])[0]
 
 

@@ -18,7 +18,7 @@ from specdec.arguments import check_number
 from specdec.atomic import write_text
 from specdec.evaluation.evaluate import Row, progress_bar, rows_of, run_batch
 from specdec.evaluation.plan import Plan, settings_of_run
-from specdec.evaluation.prompts import Prompt, as_prompts, encode
+from specdec.evaluation.prompts import Prompt, as_prompts, encode, reply_of
 from specdec.evaluation.run_file import EvaluatedRow, RunFile
 from specdec.generator import SpeculativeGenerator
 from specdec.jsonl import append_lines, naming_line, read_lines
@@ -199,7 +199,14 @@ def _begun(path: Path, settings: dict[str, Any], stack: ExitStack) -> dict[tuple
     if not path.stat().st_size:
         write_text(beside, json.dumps(settings))
         return {}
-    if differing := differences(json.loads(beside.read_text(encoding="utf-8")), settings):
+    try:
+        known = json.loads(beside.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ValueError(
+            f"{beside}, the settings of the answers in {path}, is cut off or damaged; choose "
+            "another file, or delete both to begin anew"
+        ) from None
+    if differing := differences(known, settings):
         raise ValueError(
             f"{path} holds answers of another run; they differ in {', '.join(differing)}; choose "
             "another file"
@@ -236,7 +243,9 @@ def _answers(
     found = []
     for row in rows:
         *earlier, last = turns[row.prompt.id, row.sample]
-        replies = [tokenizer.decode(e.new_tokens, skip_special_tokens=True) for e in earlier]
+        replies = [
+            reply_of(e.new_tokens, tokenizer, is_ended=e.finish_reason == "eos") for e in earlier
+        ]
         read = encode(row.prompt, replies, tokenizer, plan.chat_template_kwargs)
         tokens = last.new_tokens
         kept = tokens[:-1] if tokens[-1:] == [tokenizer.eos_token_id] else tokens

@@ -27,7 +27,7 @@ from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.hf_generate import HFGenerate
 from specdec.evaluation.pictures import tokenizer_of
 from specdec.evaluation.plan import Plan, provenance, settings_of_run
-from specdec.evaluation.prompts import Prompt, as_prompts, check_reader, read
+from specdec.evaluation.prompts import Prompt, as_prompts, check_reader, read, reply_of
 from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow, RunFile
 from specdec.generator import SpeculativeGenerator
 from specdec.request import GenerateOptions
@@ -352,8 +352,8 @@ def run_batch(
             )
             done.append(evaluated)
             if turn + 1 < len(row.prompt.turns):
-                reply = tokenizer.decode(evaluated.new_tokens, skip_special_tokens=True)
-                replies[b].append(reply)
+                is_ended = evaluated.finish_reason == "eos"
+                replies[b].append(reply_of(evaluated.new_tokens, tokenizer, is_ended=is_ended))
     return EvaluatedBatch(index, seconds, done)
 
 

@@ -258,6 +258,20 @@ def encode(
     return tokenizer(turns[0] + text, verbose=False).input_ids
 
 
+def reply_of(
+    tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, is_ended: bool = False
+) -> str:
+    """An answer as the model wrote it, for the turns after it: special tokens inside of it stay.
+
+    Args:
+        tokens: of the answer.
+        tokenizer: of the target.
+        is_ended: the last token is an end-of-sequence token, which the chat template writes.
+    """
+    kept = list(tokens)[: len(tokens) - is_ended]
+    return tokenizer.decode(kept, clean_up_tokenization_spaces=False)
+
+
 def read(
     prompt: Prompt,
     replies: Sequence[str],

@@ -5,7 +5,7 @@ from importlib import import_module
 _HOMES = {
     "blocks": ["BlockRollouts"],
     "callbacks": ["AcceptanceCallback", "MemoryCallback", "SentinelCallback"],
-    "data": ["PackedStream", "encode_texts"],
+    "data": ["PackedStream", "beginning_of", "encode_texts"],
     "eagle": ["FeatureAndToken", "TrainingTimeTest", "new_head"],
     "follow": ["FollowTarget"],
     "losses": ["Distillation", "NextToken"],
@@ -14,7 +14,6 @@ _HOMES = {
     "mtp": ["MultiTokenPrediction"],
     "online": ["KeepVerified", "OnlineDistillation"],
     "pictures": ["AnswerTimeTest", "Answered", "AnsweredStream"],
-    "positions": ["SkippedPositions"],
     "trainer": ["ObjectiveArguments", "ObjectiveTrainer"],
 }
 """The names of each module, imported on first use: a family of heads loads no other."""

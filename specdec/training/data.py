@@ -3,7 +3,7 @@
 Legend: B rows of a batch, T tokens of a row.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -73,10 +73,25 @@ def _is_message(message: object) -> bool:
     return isinstance(message, dict) and {"role", "content"} <= message.keys()
 
 
+def beginning_of(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids that the tokenizer puts before every text, mostly one id or none."""
+    plain = tokenizer("a", add_special_tokens=False).input_ids
+    whole = tokenizer("a").input_ids
+    return next((whole[:i] for i in range(len(whole)) if whole[i:][: len(plain)] == plain), [])
+
+
+def begun(ids: np.ndarray, beginning: Sequence[int]) -> np.ndarray:
+    """Ids with the beginning before them; ids that begin so are returned as they are."""
+    if ids[: len(beginning)].tolist() == list(beginning):
+        return ids
+    return np.concatenate([np.array(beginning, dtype=ids.dtype), ids])
+
+
 def encode_texts(
     texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, chunk_size: int = 256
 ) -> list[np.ndarray]:
-    """Ids `[num_tokens]` of each text, closed by the end-of-sequence token and no other.
+    """Ids `[num_tokens]` of each text: begun as the tokenizer begins a text, and closed by the
+    end-of-sequence token. A chat template may have written either of them, which is not repeated.
 
     `chunk_size` texts are encoded together: an encoding takes a hundred times its ids' memory.
 
@@ -89,20 +104,31 @@ def encode_texts(
     if isinstance(texts, str):
         raise TypeError("texts must be a list of texts, got one text; put it into a list")
     dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    beginning = beginning_of(tokenizer)
     texts, documents = iter(texts), []
     while chunk := list(islice(texts, chunk_size)):
         # Not verbose: it would warn that documents are longer than the target's context.
         for ids in tokenizer(chunk, add_special_tokens=False, verbose=False).input_ids:
-            documents.append(np.array([*ids, *end], dtype=dtype))
+            is_closed = tokenizer.eos_token_id is None or _is_closed(ids, tokenizer)
+            ids = ids if is_closed else [*ids, tokenizer.eos_token_id]
+            documents.append(begun(np.array(ids, dtype=dtype), beginning))
     return documents
 
 
+def _is_closed(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether an end-of-sequence token is the last one, or white space alone follows it."""
+    tail, end = ids[-4:], tokenizer.eos_token_id
+    if end not in tail:
+        return False
+    after = tail[len(tail) - tail[::-1].index(end) :]
+    return not tokenizer.decode(after).strip()
+
+
 def hold_out(
-    documents: list[np.ndarray], num_prompts: int
+    documents: list[np.ndarray], num_prompts: int, beginning: Sequence[int] = ()
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Keeps documents from the end of the data for evaluation, at most every fourth; if there are
-    too few documents for that, they are cut into pieces first.
+    too few documents for that, they are cut into pieces first, each of which is `begun`.
 
     Returns:
         The documents, or pieces of them, to train on; and those that are kept from training, at
@@ -112,7 +138,9 @@ def hold_out(
     if sum(len(ids) >= PROMPT_TOKENS for ids in documents) < 4 * num_prompts:
         size = max(sum(map(len, documents)) // (4 * num_prompts), PROMPT_TOKENS)
         documents = [
-            ids[start : start + size] for ids in documents for start in range(0, len(ids), size)
+            begun(ids[start : start + size], beginning)
+            for ids in documents
+            for start in range(0, len(ids), size)
         ]
     long = [index for index, ids in enumerate(documents) if len(ids) >= PROMPT_TOKENS]
     held_out = long[max(len(long) - num_prompts, (3 * len(long) + 3) // 4) :]
@@ -133,6 +161,12 @@ class PackedStream:
     The rows depend on the documents, the seed and the shapes of the batches alone, so an
     interrupted run finds its place again by counting its batches.
 
+    Args:
+        documents: ids of each.
+        seed: of their order.
+        beginning: with which every text begins (`beginning_of`). It stands once before each
+            document, and in the first places of every row that is cut from within a document.
+
     Example:
         >>> stream = PackedStream([np.arange(5), np.arange(5, 12)], seed=0)
         >>> next(stream.batches([(2, 3)]))
@@ -140,14 +174,15 @@ class PackedStream:
                 [3, 4, 5, 6]])
     """
 
-    def __init__(self, documents: list[np.ndarray], *, seed: int):
+    def __init__(self, documents: list[np.ndarray], *, seed: int, beginning: Sequence[int] = ()):
         check_integer("seed", seed, 0)
         if not any(len(ids) for ids in documents):
             raise ValueError("there is no text to train on: expected at least one document")
         if not all(np.issubdtype(ids.dtype, np.integer) for ids in documents):
             raise TypeError("documents must be arrays of integer ids")
-        self.documents, self.seed = documents, seed
-        self.num_tokens = sum(map(len, documents))
+        self.documents = [begun(ids, beginning) for ids in documents]
+        self.seed, self.beginning = seed, list(beginning)
+        self.num_tokens = sum(map(len, self.documents))
 
     def batches(self, shapes: Iterable[tuple[int, int]], *, skip: int = 0) -> Iterator[Tensor]:
         """Ids `[B, T + 1]` of each batch: inputs and, shifted by one, their labels.
@@ -158,23 +193,42 @@ class PackedStream:
             shapes: (B, T) of each batch.
             skip: how many batches to leave out at the beginning; their shapes are counted.
         """
-        epoch, position, stream = 0, 0, None
+        epoch, position, packed = 0, 0, None
+        shared = max(1, len(self.beginning))  # tokens of a row that the row before it has, too
         for index, (batch_size, length) in enumerate(shapes):
-            needed = batch_size * length + 1
+            advice = f"a text begins with {len(self.beginning)} ids"
+            check_integer("the tokens of a row", length, shared, advice=advice)
+            stride = length + 1 - shared
+            needed = batch_size * stride + shared
             if needed > self.num_tokens:
                 raise ValueError(
                     f"a batch takes {needed} tokens and the text has {self.num_tokens}; give more "
                     "text or train with fewer tokens per step"
                 )
             if position + needed > self.num_tokens:
-                epoch, position, stream = epoch + 1, 0, None
+                epoch, position, packed = epoch + 1, 0, None
             if index >= skip:
-                stream = self._pack(epoch) if stream is None else stream
-                starts = position + length * np.arange(batch_size)[:, None]
-                yield torch.from_numpy(stream[starts + np.arange(length + 1)].astype(np.int64))
-            position += batch_size * length
+                packed = self._pack(epoch) if packed is None else packed
+                yield self._cut(*packed, position + stride * np.arange(batch_size), length)
+            position += batch_size * stride
 
-    def _pack(self, epoch: int) -> np.ndarray:
-        """An epoch's documents end to end; the order depends on seed and epoch alone."""
+    def _pack(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """An epoch's documents end to end, and where each begins and the last one ends; the order
+        depends on seed and epoch alone.
+        """
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.documents))
-        return np.concatenate([self.documents[index] for index in order])
+        documents = [self.documents[index] for index in order]
+        return np.concatenate(documents), np.cumsum([0, *map(len, documents)])
+
+    def _cut(
+        self, stream: np.ndarray, edges: np.ndarray, starts: np.ndarray, length: int
+    ) -> Tensor:
+        """Rows `[B, length + 1]` from the starts `[B]` on, each with the beginning in its first
+        places. Where a document begins in these places, the row begins with the document.
+        """
+        count = len(self.beginning)
+        edge = edges[np.searchsorted(edges, starts)]
+        starts = np.where(edge - starts <= count, edge, starts)
+        rows = stream[(starts[:, None] + np.arange(length + 1)) % len(stream)].astype(np.int64)
+        rows[:, :count] = self.beginning
+        return torch.from_numpy(rows)

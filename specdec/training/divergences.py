@@ -25,6 +25,13 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """`(log_q, log_p)`, both `[..., Vd]`, to `[...]`."""
 
 
+def bounded(log_probs: Tensor) -> Tensor:
+    """Log-probabilities; of ids below float32's smallest number, and of ids of exactly 0, that of
+    the smallest, so that no loss and no gradient is infinite.
+    """
+    return log_probs.clamp(min=math.log(torch.finfo(torch.float32).tiny))
+
+
 def soft_ce(log_q: Tensor, log_p: Tensor) -> Tensor:
     """Cross-entropy to the target's distribution, `-sum p log q`: `kl`, and the target's entropy,
     which makes no gradient. The loss of all objectives by default.
@@ -36,24 +43,24 @@ def soft_ce(log_q: Tensor, log_p: Tensor) -> Tensor:
 
     Reference: Hinton et al., arXiv:1503.02531.
     """
-    return -(log_p.exp() * log_q).sum(dim=-1)
+    return -(log_p.exp() * bounded(log_q)).sum(dim=-1)
 
 
 def ce(log_q: Tensor, log_p: Tensor) -> Tensor:
     """Cross-entropy to the target's likeliest token, of those that the head can propose."""
-    return -log_q.gather(-1, log_p.argmax(dim=-1, keepdim=True)).squeeze(-1)
+    return -bounded(log_q).gather(-1, log_p.argmax(dim=-1, keepdim=True)).squeeze(-1)
 
 
 def kl(log_q: Tensor, log_p: Tensor) -> Tensor:
     """`KL(p || q) = sum p log(p / q)`, over the ids that the head can propose. Below 0 where they
     lack much of the mass.
     """
-    return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
+    return (log_p.exp() * (bounded(log_p) - bounded(log_q))).sum(dim=-1)
 
 
 def reverse_kl(log_q: Tensor, log_p: Tensor) -> Tensor:
     """`KL(q || p) = sum q log(q / p)`, which punishes tokens that the target would not take."""
-    return (log_q.exp() * (log_q - log_p)).sum(dim=-1)
+    return (log_q.exp() * (bounded(log_q) - bounded(log_p))).sum(dim=-1)
 
 
 def js(log_q: Tensor, log_p: Tensor) -> Tensor:
@@ -62,6 +69,7 @@ def js(log_q: Tensor, log_p: Tensor) -> Tensor:
 
     Reference: Lin, *Divergence measures based on the Shannon entropy*, 1991.
     """
+    log_q, log_p = bounded(log_q), bounded(log_p)
     log_m = torch.logaddexp(log_q, log_p) - math.log(2)
     p, q = log_p.exp(), log_q.exp()
     lost = (1 - p.sum(dim=-1)).clamp(min=0) * math.log(2)  # m = p / 2 there
@@ -87,7 +95,7 @@ def nla(log_q: Tensor, log_p: Tensor) -> Tensor:
 
     Reference: Samarin et al., arXiv:2602.23881 (LK losses).
     """
-    return -torch.minimum(log_q, log_p).logsumexp(dim=-1)
+    return -torch.minimum(bounded(log_q), bounded(log_p)).logsumexp(dim=-1)
 
 
 def lk_hybrid(log_q: Tensor, log_p: Tensor, *, eta: float = 3.0) -> Tensor:
@@ -117,6 +125,11 @@ def weighted(terms: Mapping[Loss, float]) -> Loss:
         raise ValueError("expected at least one loss with its weight, got none")
     for weight in terms.values():
         check_number("the weight of a loss", weight, 0)
+    if max(terms.values()) < torch.finfo(torch.float32).tiny:
+        raise ValueError(
+            "the sum of losses is 0 in float32, so nothing is learned: expected a weight above 0, "
+            f"got {[*terms.values()]}"
+        )
 
     def loss(log_q: Tensor, log_p: Tensor) -> Tensor:
         found = [weight * each(log_q, log_p) for each, weight in terms.items()]

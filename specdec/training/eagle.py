@@ -112,7 +112,7 @@ class TrainingTimeTest(UnrolledObjective):
     rows, and to the later steps of its own position.
 
     Args:
-        drafter, target, num_steps, step_weight, loss, positions: as for `UnrolledObjective`.
+        drafter, target, num_steps, step_weight, loss: as for `UnrolledObjective`.
 
     Example:
         >>> from specdec import zoo
@@ -132,7 +132,7 @@ class TrainingTimeTest(UnrolledObjective):
         drafter, head = self.drafter, self.drafter.head
         count = ids.shape[1] - self.num_steps  # positions that have a label at every step
         embeds = drafter.embed(ids)
-        angles = self.row_angles(*ids.shape) if angles is None else angles
+        angles = self.angles(ids.shape[1]) if angles is None else angles
         attention = UnrolledAttention()
         hidden, steps = head.fuse(features[:, :count]), []
         for m in range(self.num_steps):

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer
 from specdec.drafters.head.layers import LayerConfig
+from specdec.training.data import begun
 
 Head = TypeVar("Head", bound=nn.Module)
 
@@ -128,6 +129,7 @@ def frequent_ids(
     documents: Sequence[np.ndarray],
     count: int,
     *,
+    beginning: Sequence[int] = (),
     num_tokens: int = 2**17,
     row_tokens: int = 512,
     progress: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
@@ -142,6 +144,7 @@ def frequent_ids(
         target: where it is to run.
         documents: ids of each.
         count: Vd.
+        beginning: as for `PackedStream`, of the rows that the target reads.
         num_tokens: of the data that the target reads.
         row_tokens: of each row that it reads.
         progress: wraps these rows, `tqdm` for instance.
@@ -161,7 +164,8 @@ def frequent_ids(
     rows = stream[: num_tokens // row_tokens * row_tokens].split(row_tokens)
     of_target = torch.zeros_like(of_data)
     for row in progress(rows):
-        logits = target(input_ids=row[None].to(target.device), use_cache=False).logits[0]
+        ids = torch.from_numpy(begun(row.numpy(), beginning))[None].to(target.device)
+        logits = target(input_ids=ids, use_cache=False).logits[0]
         of_target += logits.float().softmax(dim=-1).sum(dim=0).double().cpu()
     scores = of_data / of_data.sum() + of_target / of_target.sum()
     ends = config.eos_token_id

@@ -22,7 +22,6 @@ from transformers import PreTrainedModel
 from specdec.arguments import check_integer, check_tensor, shown
 from specdec.drafters.head.drafter import HeadDrafter
 from specdec.training.divergences import Loss, soft_ce
-from specdec.training.positions import SkippedPositions
 from specdec.training.step_weights import StepWeights, weights_of
 from specdec.training.teacher import SoftLabels, Teacher
 
@@ -189,7 +188,6 @@ class UnrolledObjective(HeadObjective, ABC):
         num_steps: M.
         step_weight: the weight of a step, as a multiple of that of the step before; or a
             `StepWeights`.
-        positions: of the head's rows in training mode; `None` for 0, 1, ....
     """
 
     def __init__(
@@ -199,22 +197,10 @@ class UnrolledObjective(HeadObjective, ABC):
         num_steps: int = 5,
         step_weight: float | StepWeights = 0.8,
         loss: Loss = soft_ce,
-        *,
-        positions: SkippedPositions | None = None,
     ):
         super().__init__(drafter, target, loss)
         self.num_steps = check_integer("num_steps", num_steps, 1)
         self.step_weights = weights_of(step_weight, "step_weight")
-        self.positions = positions
-
-    def row_angles(self, rows: int, count: int) -> Tensor:
-        """The head's rotary angles `[B, 1, count, 2 D]` of B rows, or `[1, 1, count, 2 D]` where
-        all are at positions 0, 1, ....
-        """
-        if self.positions is None or not self.training:
-            return self.angles(count)
-        table = self.angles(self.positions.longest)[0, 0]
-        return F.embedding(self.positions(rows, count, table.device), table)[:, None]
 
     def forward(self, ids: Tensor) -> Tensor:
         """Mean loss per position of ids `[B, T + 1]`, averaged over the steps by their weights."""

@@ -236,21 +236,35 @@ class AnswerTimeTest(TrainingTimeTest):
         super().__init__(drafter, target, num_steps, step_weight, loss)
         self._teacher = AnswerTeacher(target, drafter.feature_layers)
 
-    def forward(self, ids: Sequence[Answered]) -> Tensor:
-        """Mean loss per position of the answers, averaged over the steps by their weights.
+    accepts_loss_kwargs = True  # HF's trainers pass num_items_in_batch
+
+    def num_items(self, ids: Sequence[Answered]) -> int:
+        """Tokens of the answers."""
+        return sum(len(each.ids) - each.num_prompt for each in _answered(ids))
+
+    def forward(
+        self, ids: Sequence[Answered], num_items_in_batch: int | Tensor | None = None
+    ) -> Tensor:
+        """Mean loss per token of the answers, averaged over the steps by their weights.
+
+        Args:
+            ids: answered prompts.
+            num_items_in_batch: tokens of the answers of all batches and processes that one step of
+                the optimiser adds up; `None` for those of this batch.
 
         Raises:
-            ValueError: rows of ids, or answers that end before the last step.
+            ValueError: rows of ids, or texts that end before the last step.
         """
         texts = self.texts(ids)
-        labels = SoftLabels.of(_padded(texts, "logits"), self.drafter.head.target_ids)
-        is_learned = _padded(texts, "is_learned")
+        count = self.num_items(ids) if num_items_in_batch is None else num_items_in_batch
+        labels = SoftLabels.of(self._padded(texts, "logits"), self.drafter.head.target_ids)
+        is_learned = self._padded(texts, "is_learned")
         losses, places, found = self.step_weights.beside(self.loss), [], []
         for m, out in enumerate(self.unroll_texts(texts)):
             here = is_learned[:, 1 + m : 1 + m + out.shape[1]]
             if not bool(here.any()):
                 raise ValueError(
-                    f"no answer is long enough for step {m + 1} of {self.num_steps}; make answers "
+                    f"no text is long enough for step {m + 1} of {self.num_steps}; make texts "
                     "longer or train fewer steps"
                 )
             due = SoftLabels(*(each[here][None] for each in labels.at(1 + m, out.shape[1])))
@@ -263,30 +277,40 @@ class AnswerTimeTest(TrainingTimeTest):
             step[here] = each[-1][0].detach()
         weights = self.step_weights(measured)
         pairs = zip(weights, places, found, strict=True)
-        return torch.stack([(step[here] * each[0][0]).mean() for step, here, each in pairs]).sum()
+        sums = [(step[here] * each[0][0]).sum() for step, here, each in pairs]
+        return torch.stack(sums).sum() / count
 
     def texts(self, examples: Sequence[Answered]) -> list[_Read]:
         """What the target reads of each."""
-        if isinstance(examples, Tensor) or not all(isinstance(e, Answered) for e in examples):
-            raise TypeError(
-                "AnswerTimeTest trains on answered prompts, of AnsweredStream; rows of ids are for "
-                f"TrainingTimeTest, got {shown(examples)}"
-            )
         config = self.drafter.config
         own = {"sees_pictures": config.sees_pictures, "has_axes": config.layer.axes is not None}
-        return [self._teacher.read(example, **own) for example in examples]
+        return [self._teacher.read(example, **own) for example in _answered(examples)]
 
     def unroll_texts(self, texts: Sequence[_Read]) -> list[Tensor]:
         """As `unroll`, over rows of `texts`; what follows a row's end is garbage."""
-        positions = _padded(texts, "positions")  # [B, T], or [B, T, 3]
+        positions = self._padded(texts, "positions")  # [B, T], or [B, T, 3]
         axes = self.drafter.config.layer.axes
         if positions.dim() == 3:
             positions = positions.movedim(-1, 0)
         table = self.angles(int(positions.max()) + 1)[0, 0]
         angles = angles_at(table, positions, None if axes is None else axes.to(table.device))
-        return self.unroll(_padded(texts, "ids"), _padded(texts, "features"), angles[:, None])
+        ids, features = self._padded(texts, "ids"), self._padded(texts, "features")
+        return self.unroll(ids, features, angles[:, None])
+
+    def _padded(self, texts: Sequence[_Read], name: str) -> Tensor:
+        """`[B, T + M, ...]`, zeros after a row's end. With M of them every step is learned at all
+        tokens of every answer, whatever the length of the rows beside it.
+        """
+        rows = [getattr(text, name) for text in texts]
+        longer = [torch.cat([row, row.new_zeros(self.num_steps, *row.shape[1:])]) for row in rows]
+        return pad_sequence(longer, batch_first=True)
 
 
-def _padded(texts: Sequence[_Read], name: str) -> Tensor:
-    """`[B, T, ...]`, zeros after a row's end."""
-    return pad_sequence([getattr(text, name) for text in texts], batch_first=True)
+def _answered(examples: Sequence[Answered]) -> Sequence[Answered]:
+    """Examples; refuses anything else."""
+    if isinstance(examples, Tensor) or not all(isinstance(e, Answered) for e in examples):
+        raise TypeError(
+            "AnswerTimeTest trains on answered prompts, of AnsweredStream; rows of ids are for "
+            f"TrainingTimeTest, got {shown(examples)}"
+        )
+    return examples

@@ -4,7 +4,6 @@ Legend: B rows, T tokens, F width of all features together, V vocabulary, Vd ids
 """
 
 import inspect
-import math
 from types import SimpleNamespace
 from typing import NamedTuple, Self
 
@@ -17,6 +16,7 @@ from specdec import processes
 from specdec.targets.features import Features
 from specdec.targets.view import private_view
 from specdec.targets.views import catch_features
+from specdec.training.divergences import bounded
 from specdec.types import FeatureLayer
 
 
@@ -57,11 +57,8 @@ class SoftLabels(NamedTuple):
         return self.log_probs().exp()
 
     def log_probs(self) -> Tensor:
-        """`[..., Vd]` float32; of probabilities below float32's smallest, 0 too, that of the
-        smallest, so that no divergence is infinite.
-        """
-        smallest = math.log(torch.finfo(torch.float32).tiny)
-        return (self.logits.float() - self.log_sums).clamp(min=smallest)
+        """`[..., Vd]` float32, `bounded`."""
+        return bounded(self.logits.float() - self.log_sums)
 
 
 class Teacher:

@@ -110,9 +110,10 @@ class ObjectiveArguments(TrainingArguments):
 class ObjectiveTrainer(Trainer):
     """Trains what an objective holds, in place, as HF's `Trainer` trains models.
 
-    An objective is a module that maps ids `[B, T + 1]` to its mean loss. Under a launcher every
-    process takes its rows of the same batches, so that the number of processes changes the speed
-    and not the run (but for random numbers that an objective draws).
+    An objective is a module that maps ids `[B, T + 1]` to its mean loss. An objective whose batches
+    hold unequal numbers of items has `num_items` and takes `num_items_in_batch`. Under a launcher
+    every process takes its rows of the same batches, so that the number of processes changes the
+    speed and not the run (but for random numbers that an objective draws).
 
     Args:
         model: the objective.
@@ -207,9 +208,27 @@ class ObjectiveTrainer(Trainer):
             )
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """The objective's own."""
+        """The objective's own loss. A loss that is divided by the items of all processes is
+        multiplied by the number of processes, since their gradients are averaged.
+        """
+        if num_items_in_batch is not None:
+            inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
         loss = model(**inputs)
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            loss = loss * self.args.world_size
         return (loss, None) if return_outputs else loss
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """The batches of a step, and the number of items that the step averages over: the sum of
+        the objective's `num_items`, or `None` for an objective without it.
+        """
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if (num_items := getattr(self.model, "num_items", None)) is None:
+            return batches, None
+        count = torch.tensor(sum(num_items(**batch) for batch in batches), device=device)
+        if self.args.average_tokens_across_devices:
+            count = self.accelerator.gather(count).sum()
+        return batches, count
 
     def training_step(self, *args, **kwargs) -> Tensor:
         """As `Trainer`'s; HF would leave a loss that is NaN out of its logs, and go on."""

@@ -10,6 +10,7 @@ import signal
 import sys
 
 import pytest
+from transformers import GenerationConfig
 
 from specdec import SpeculativeGenerator, zoo
 from specdec.cli import main
@@ -44,9 +45,14 @@ RUNNING = "the tokenizer has no chat template: what is said is one running text\
 
 def answer_to(prompt: str, **options) -> str:
     """What `generate` gives, without the markers' characters."""
+    return TOKENIZER.decode(tokens_of(prompt, **options), skip_special_tokens=True)
+
+
+def tokens_of(prompt: str, **options) -> list[int]:
+    """What `generate` gives."""
     inputs = TOKENIZER(prompt, return_tensors="pt")
     result = GENERATOR.generate(**inputs, max_new_tokens=12, neutral=True, **options)
-    return TOKENIZER.decode(result.new_tokens[0], skip_special_tokens=True)
+    return result.new_tokens[0].tolist()
 
 
 def bare(answer: str) -> str:
@@ -77,6 +83,30 @@ def test_a_template_gets_the_turns_by_their_roles(talk, tmp_path):
     tokenizer.chat_template = "{{ raise_exception('no system') }}"
     tokenizer.save_pretrained(tmp_path)
     assert "the chat template refuses this: no system" in talk("a", target=str(tmp_path))[1].err
+
+
+def test_a_template_gets_special_tokens_of_an_answer_and_not_its_end(talk, tmp_path):
+    tokenizer, first = zoo.load_tokenizer(), "<user>print\n<assistant>"
+    tokens = tokens_of(first)
+    special, end = (tokenizer.convert_ids_to_tokens(tokens[i]) for i in (2, 5))
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.add_special_tokens({"additional_special_tokens": [special]})
+    TARGET.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    answers, _ = talk("print", "b", target=str(tmp_path))
+    then = f"{first}{answer_to(first)}\n<user>b\n<assistant>"
+    assert answers[1] == bare(tokenizer.decode(tokens_of(then), skip_special_tokens=True))
+    assert answers[0] != bare(answer_to(first))
+    tokenizer = zoo.load_tokenizer()
+    tokenizer.chat_template, tokenizer.eos_token = TEMPLATE, end
+    tokenizer.save_pretrained(tmp_path)
+    config = GenerationConfig(eos_token_id=tokens[5])
+    config.save_pretrained(tmp_path)
+    said = TOKENIZER.decode(tokens[: tokens.index(tokens[5])])
+    then = f"{first}{said}\n<user>b\n<assistant>"
+    answers, _ = talk("print", "b", target=str(tmp_path))
+    own = tokens_of(then, eos_token_id=tokens[5])
+    assert answers[1] == bare(TOKENIZER.decode(own[:-1] if own[-1] == tokens[5] else own))
 
 
 def test_numbers_are_those_of_the_answer_and_a_seed_repeats_it(talk):

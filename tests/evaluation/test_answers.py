@@ -92,6 +92,35 @@ def test_a_chat_template_stands_in_the_text_with_all_turns(tmp_path):
     assert text.endswith(f"<user>class A:\n<assistant>{lines['a', 0]['answer']}")
 
 
+def test_special_tokens_inside_of_an_earlier_answer_stay_in_the_text(tmp_path):
+    tokenizer = zoo.load_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    prompt = [Prompt("a", ("print", "class A:"))]
+    written(tmp_path / "plain.jsonl", prompt, tokenizer=tokenizer)
+    (plain,) = by_key(tmp_path / "plain.jsonl").values()
+    said = plain["text"].split("<assistant>")[1].split("\n<user>")[0]
+    special = tokenizer.tokenize(said)[2]
+    tokenizer.add_special_tokens({"additional_special_tokens": [special]})
+    written(tmp_path / "texts.jsonl", prompt, tokenizer=tokenizer)
+    (line,) = by_key(tmp_path / "texts.jsonl").values()
+    assert line["text"].split("<assistant>")[1].split("\n<user>")[0] == said
+    assert tokenizer.decode(tokenizer(said).input_ids, skip_special_tokens=True) != said
+
+
+@pytest.mark.parametrize("torn", ["", "{", '{"a": "\xe9'])
+def test_a_torn_settings_file_is_refused_in_words(torn, tmp_path):
+    path = tmp_path / "texts.jsonl"
+    written(path, TEXTS[:1])
+    before, beside = path.read_bytes(), tmp_path / ".texts.jsonl.settings"
+    beside.write_bytes(torn.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"settings of the answers in .* is cut off or damaged"):
+        written(path, TEXTS[:1])
+    assert path.read_bytes() == before
+    path.write_bytes(b"")
+    written(path, TEXTS[:1])  # nothing is lost
+    assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize("cut", ["between lines", "in a line", "in the first line", "no lines"])
 def test_a_file_that_was_cut_off_is_completed(cut, whole, tmp_path, capsys):
     path, options = tmp_path / "texts.jsonl", {"temperature": 1.0, "seed": 5}

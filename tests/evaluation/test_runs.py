@@ -25,6 +25,7 @@ from specdec import (
 )
 from specdec.evaluation import Evaluation, Prompt, evaluate
 from specdec.evaluation.plan import settings_of_run
+from specdec.evaluation.prompts import encode
 from specdec.evaluation.run_file import RunFile
 from specdec.settings import differences
 
@@ -327,6 +328,26 @@ def test_turns_are_answered_one_after_the_other_with_the_replies_between_them():
         ids, max_new_tokens=6, do_sample=True, seed=rows[2].seed, neutral=True
     )
     assert rows[2].new_tokens == expected.new_tokens[0].tolist()
+
+
+def test_turns_read_special_tokens_inside_of_earlier_answers_and_no_end_of_them():
+    tokenizer, target = zoo.load_tokenizer(), zoo.load_target()
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    generator = SpeculativeGenerator(target, PromptLookupDrafter(3))
+    prompts, options = [Prompt("0", ("import os", "x = 1"))], {"max_new_tokens": 6, "warmup": 0}
+    first = evaluate(generator, prompts, tokenizer=tokenizer, **options).rows[0].new_tokens
+    special = tokenizer.convert_ids_to_tokens(first[2])
+    tokenizer.add_special_tokens({"additional_special_tokens": [special]})
+    end = first[-1]
+    for ends in ([], [end]):
+        kept = first[: first.index(end)] if ends else first
+        _, row = evaluate(
+            generator, prompts, tokenizer=tokenizer, eos_token_id=ends, **options
+        ).rows
+        reply = tokenizer.decode(kept)
+        assert special.replace("Ġ", " ").replace("Ċ", "\n") in reply
+        assert row.num_prompt_tokens == len(encode(prompts[0], [reply], tokenizer))
+        assert row.num_prompt_tokens != len(encode(prompts[0], [reply + "x ="], tokenizer))
 
 
 def test_warm_up_is_not_measured(monkeypatch):

@@ -380,8 +380,8 @@ def test_what_cannot_be_learned_is_refused():
         Answered(rows[0].inputs, len(rows[0].ids))
     with pytest.raises(TypeError, match="AnswerTimeTest trains on answered prompts"):
         AnswerTimeTest(drafter, model)(torch.zeros(2, 9, dtype=torch.long))
-    with pytest.raises(ValueError, match="no answer is long enough for step"):
-        AnswerTimeTest(drafter, model, num_steps=9)([answered(of_row("qwen3_vl", ROWS, 0), [5])])
+    with pytest.raises(ValueError, match="no text is long enough for step"):
+        AnswerTimeTest(drafter, model, num_steps=99)([answered(of_row("qwen3_vl", ROWS, 0), [5])])
     with pytest.raises(TypeError, match=r"learns rows of ids .* are for AnswerTimeTest"):
         TrainingTimeTest(drafter, model)(rows)
     pali = build("paligemma")

@@ -109,6 +109,36 @@ def test_value_and_gradient_are_those_of_the_definition(name, seed, size, kept):
         assert gradient[v].item() == pytest.approx(slope, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.parametrize("zeros", ["target", "head", "both", "nothing shared"])
+@pytest.mark.parametrize("name", divergences.LOSSES)
+def test_ids_of_exactly_0_leave_every_loss_and_gradient_finite(name, zeros):
+    """What is 0 of the target and of the head is as if it were left out."""
+    logits, target = torch.randn(2, 6, generator=torch.Generator().manual_seed(3)) * 2
+    logits, target = logits.double(), target.double()
+    of_target = {"target": [1, 4], "head": [], "both": [1, 4], "nothing shared": [0, 1, 2]}[zeros]
+    of_head = {"target": [], "head": [0, 5], "both": [1, 4], "nothing shared": [3, 4, 5]}[zeros]
+    target[of_target] = -torch.inf
+    mask = torch.zeros(6, dtype=torch.float64)
+    mask[of_head] = -torch.inf
+    logits.requires_grad_()
+    log_q, log_p = (logits + mask).log_softmax(-1), target.log_softmax(-1)
+    loss = divergences.LOSSES[name](log_q, log_p)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert loss.isfinite()
+    assert gradient.isfinite().all()
+    p, q = log_p.exp().tolist(), log_q.exp().tolist()
+    if zeros == "target" and name != "reverse_kl":  # which is infinite by its definition
+        wanted = hybrid_by_hand(p, q) if name == "lk_hybrid" else by_hand(name, p, q)
+        assert loss.item() == pytest.approx(wanted, rel=1e-9)
+    if zeros == "both":
+        own = [logits.detach()[[0, 2, 3, 5]].requires_grad_(), target[[0, 2, 3, 5]]]
+        alone = divergences.LOSSES[name](*(each.log_softmax(-1) for each in own))
+        assert loss.item() == pytest.approx(alone.item(), rel=1e-9)
+        (wanted,) = torch.autograd.grad(alone, own[0])
+        torch.testing.assert_close(gradient[[0, 2, 3, 5]], wanted)
+        assert gradient[[1, 4]].abs().max() < 1e-9
+
+
 @given(seeds, st.integers(2, 5), st.integers(1, 4))
 def test_lost_mass_counts_as_lost(seed, size, kept):
     """The target's mass of ids that the head has not is rejected, whatever the head does."""
@@ -193,6 +223,14 @@ def test_a_text_that_is_no_loss_is_refused(text):
 def test_a_text_that_is_no_weights_is_refused(text):
     with pytest.raises(ValueError, match="weights of steps must be a number"):
         find_step_weights(text)
+
+
+@pytest.mark.parametrize("text", ["ce:0", "tv:1e-400", "kl:1e-60", "ce:0,tv:0"])
+def test_a_loss_of_0_is_refused(text):
+    with pytest.raises(ValueError, match=r"is 0 in float32.*: expected a weight above 0"):
+        find_loss(text)
+    log_q, log_p = torch.randn(2, 5).log_softmax(-1)
+    assert find_loss("ce:0,tv:1")(log_q, log_p).equal(tv(log_q, log_p))
 
 
 def test_sums_of_nothing_and_negative_weights_are_refused():

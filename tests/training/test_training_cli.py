@@ -1,6 +1,7 @@
 """`specdec train`: from text to a head that loads again; mistakes are one line."""
 
 import os
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -12,6 +13,7 @@ from architectures import ARCHITECTURES
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from tokenizers.processors import TemplateProcessing
 from training_runs import assert_same, on_a_cpu
 from transformers import (
     AutoModelForCausalLM,
@@ -22,15 +24,17 @@ from transformers import (
 )
 
 from specdec import SpeculativeGenerator, zoo
-from specdec.cli import main
+from specdec.cli import main, training_run
 from specdec.cli.training_options import Run
 from specdec.cli.training_run import _arguments, _objective
 from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
 from specdec.evaluation import evaluate
-from specdec.training import new_head
+from specdec.evaluation.prompts import as_prompts
+from specdec.training import callbacks, new_head
 from specdec.training.data import PROMPT_TOKENS, encode_texts, hold_out, prompts_of
 from specdec.training.divergences import ce, tv
 from specdec.training.step_weights import DPace
+from specdec.training.teacher import Teacher
 from specdec.training.trainer import last_checkpoint
 from specdec.zoo import corpus
 
@@ -188,7 +192,9 @@ def test_modules_of_a_layout_are_saved_with_their_target_as_engines_want_it(
 
 def test_what_is_saved_drafts_as_it_was_measured(target, text, tmp_path, capsys):
     assert run("eagle3", target, text, tmp_path, *MEASURED) == 0
-    assert "acceptance_length (T = 0) " in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "acceptance_length (T = 0) " in shown.out
+    assert shown.err.count("\nevaluating on 2 prompts\n") == 1
     model = AutoModelForCausalLM.from_pretrained(target).eval()
     generator = SpeculativeGenerator(model, EagleDrafter.from_pretrained(tmp_path, model, 3))
     prompts = prompts_of(hold_out(encode_texts([TEXT], zoo.load_tokenizer()), 2)[1])
@@ -197,6 +203,36 @@ def test_what_is_saved_drafts_as_it_was_measured(target, text, tmp_path, capsys)
     for t in (0, 1):
         stats = evaluate(generator, prompts, temperature=t).stats
         assert figures[f"acceptance_length (T = {t})"] == stats.acceptance_length
+
+
+def test_rows_prompts_and_chosen_ids_are_read_as_texts_begin(target, text, tmp_path, monkeypatch):
+    begun, found = tmp_path / "target", {"learned": [], "evaluated": [], "counted": []}
+    shutil.copytree(target, begun)
+    tokenizer = zoo.load_tokenizer()
+    (first,) = tokenizer.convert_tokens_to_ids(["def"])
+    processor = TemplateProcessing(single="def $A", special_tokens=[("def", first)])
+    tokenizer.backend_tokenizer.post_processor = processor
+    tokenizer.save_pretrained(begun)
+
+    def noting(owner, name, kind, rows_of):
+        known = getattr(owner, name)
+
+        def noted(*args, **kwargs):
+            found[kind].extend(rows_of(*args, **kwargs))
+            return known(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    noting(Teacher, "__call__", "learned", lambda self, ids: ids.tolist())
+    for home in (training_run, callbacks):
+        noting(home, "evaluate", "evaluated", lambda _, prompts, **more: as_prompts(prompts))
+    noting(training_run, "frequent_ids", "counted", lambda *_, beginning, **more: [beginning])
+    options = [*MEASURED, "--draft-vocab-size", "300", "--length", "96", "--tokens-per-step", "192"]
+    assert run("eagle3", begun, text, tmp_path / "head", *options) == 0
+    assert all(found.values())
+    found["evaluated"] = [prompt.turns[0] for prompt in found["evaluated"]]
+    for kind, rows in found.items():
+        assert {int(row[0]) for row in rows} == {first}, kind
 
 
 def test_a_head_of_fewer_ids_has_those_of_the_data(target, text, tmp_path):
@@ -409,6 +445,45 @@ def test_a_run_that_is_complete_says_so_at_once(target, text, tmp_path, capsys, 
         assert capsys.readouterr().err.count("something was loaded") == 2
     assert run(*arguments) == 0  # the head is written again
     assert (tmp_path / "config.json").exists()
+
+
+OWN = """
+from specdec.drafters import EagleDrafter
+from specdec.training import TrainingTimeTest, new_head
+
+def make(target, num_draft_tokens, depths=5):
+    if depths > 2:
+        raise ValueError(f"a head of {depths} depths cannot be made")
+    head = new_head(target, "eagle3", mlp_width=24)
+    return TrainingTimeTest(EagleDrafter(head, target, num_draft_tokens), target, depths)
+"""
+
+
+def test_a_function_of_ones_own_gets_depths(target, text, tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    plain = [word for word in SMALL if word not in ("--mlp-width", "24")]
+    words = ["train", f"{tmp_path / 'mine.py'}:make", "--target", str(target), "--data", str(text)]
+    assert main([*words, *plain, "--output", str(tmp_path / "a"), "--depths", "2"]) == 0
+
+
+UNMADE = {
+    "a head of 5 depths cannot be made": ["{mine}:make"],
+    "the number of draft ids must be": ["eagle3", "--draft-vocab-size", "99999"],
+    "semantics and mlp_width are DeepSeek's own": ["mtp", "--layout", "DeepSeek", "--mlp-width=9"],
+}
+
+
+@pytest.mark.parametrize("message", UNMADE)
+def test_an_objective_that_cannot_be_made_is_refused_before_the_corpus_is_read(
+    message, target, text, tmp_path, capsys
+):
+    (tmp_path / "mine.py").write_text(OWN)
+    words = [word.format(mine=tmp_path / "mine.py") for word in UNMADE[message]]
+    usual = ["--target", str(target), "--data", str(text), "--output", str(tmp_path / "out")]
+    assert main(["train", *words, *usual]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "encoding" not in error
 
 
 def test_an_evaluation_that_is_missing_says_why(target, tmp_path, capsys):

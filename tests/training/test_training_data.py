@@ -5,12 +5,14 @@ import logging
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 from specdec import zoo
-from specdec.training import PackedStream, encode_texts
-from specdec.training.data import read_texts
+from specdec.training import PackedStream, beginning_of, encode_texts
+from specdec.training.data import hold_out, read_texts
 
 TOKENIZER = zoo.load_tokenizer()
 CHAT = zoo.load_tokenizer()
@@ -110,6 +112,54 @@ def test_documents_are_the_texts_each_closed_by_the_end_token(texts, chunk_size)
     assert {ids.dtype for ids in documents} <= {np.dtype(np.uint16)}
 
 
+def beginning_with(names, after=""):
+    """The zoo's tokenizer, which puts special tokens before a text, and perhaps one after it."""
+    tokenizer = zoo.load_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": names})
+    special = {*names, after} - {""}
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=" ".join([*names, "$A", after]).strip(),
+        special_tokens=[(name, tokenizer.convert_tokens_to_ids(name)) for name in special],
+    )
+    return tokenizer
+
+
+BEGINNINGS = {"none": [], "one": ["<s>"], "two": ["[gMASK]", "<sop>"]}
+
+
+@pytest.mark.parametrize("after", ["", TOKENIZER.eos_token])
+@pytest.mark.parametrize("names", BEGINNINGS.values(), ids=BEGINNINGS)
+def test_documents_begin_as_the_tokenizer_begins_a_text(names, after):
+    tokenizer, end = beginning_with(names, after), TOKENIZER.eos_token_id
+    assert beginning_of(tokenizer) == tokenizer.convert_tokens_to_ids(names)
+    for text in ("def f(x):", "a", "", "\n  \n"):
+        read = tokenizer(text).input_ids  # as prompts are
+        expected = read if after else [*read, end]
+        assert encode_texts([text], tokenizer)[0].tolist() == expected
+
+
+WRITTEN = {
+    "beginning": "{first}a text",
+    "end": "a text{end}",
+    "both": "{first}a text{end}",
+    "end and a line's end": "{first}user{end}\n<|x|>answer{end}\n",
+}
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+@pytest.mark.parametrize("names", BEGINNINGS.values(), ids=BEGINNINGS)
+def test_what_a_chat_template_wrote_is_not_written_again(names, form):
+    tokenizer = beginning_with(names)
+    text = WRITTEN[form].format(first="".join(names), end=TOKENIZER.eos_token)
+    (ids,) = encode_texts([text], tokenizer)
+    own, first = tokenizer(text, add_special_tokens=False).input_ids, beginning_of(tokenizer)
+    assert ids[: len(first)].tolist() == first
+    assert ids.tolist().count(TOKENIZER.eos_token_id) == max(text.count(TOKENIZER.eos_token), 1)
+    assert len(ids) == len(own) + (form == "end") * len(first) + (form == "beginning")
+    ends_early = f"{TOKENIZER.eos_token} and more"
+    assert encode_texts([ends_early], tokenizer)[0][-1] == TOKENIZER.eos_token_id
+
+
 def test_a_document_longer_than_the_context_is_no_reason_to_warn(caplog):
     with caplog.at_level(logging.WARNING, logger="transformers"):
         (ids,) = encode_texts(["x = 1\n" * 2000], TOKENIZER)
@@ -148,6 +198,56 @@ def test_an_epoch_is_every_document_once_cut_end_to_end(lengths, seed, shape):
         document = starts.pop(seen[place])
         assert seen[place : place + len(document)] == document[: len(seen) - place]
         place += len(document)
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=8),
+    st.integers(1, 3),
+    st.integers(0, 99),
+    st.tuples(st.integers(1, 3), st.integers(3, 7)),
+)
+def test_every_row_begins_as_a_text_and_no_text_begins_twice(lengths, count, seed, shape):
+    first = list(range(1000, 1000 + count))
+    texts = documents_of(*lengths)
+    stream = PackedStream([np.array([*first, *ids]) for ids in texts], seed=seed, beginning=first)
+    used = shape[0] * (shape[1] + 1 - count)
+    if not sum(lengths) or stream.num_tokens < used + count:
+        return
+    steps = (stream.num_tokens - count) // used
+    rows = torch.cat([*stream.batches([shape] * steps)]).tolist()
+    after = {int(ids[i]): int(ids[i + 1]) for ids in texts for i in range(len(ids) - 1)}
+    learned = []
+    for row in rows:
+        assert row[:count] == first
+        whole = "".join(map(chr, row))
+        assert "".join(map(chr, first * 2)) not in whole or 0 in lengths
+        learned += [token for token in row[count:] if token < 1000]
+        for one, two in zip(row[count:], row[count + 1 :], strict=False):
+            assert two == after.get(one, first[0]) or one in first
+    missed = sum(lengths) - len(set(learned))
+    assert missed <= used + count  # what an epoch leaves over, and no token inside of it
+    assert len(learned) - len(set(learned)) <= count * len(rows)
+
+
+def test_documents_without_the_beginning_get_it_and_too_short_rows_are_refused():
+    plain, first = documents_of(5, 6), [1000, 1001]
+    given_it = [np.array([*first, *ids]) for ids in plain]
+    both = [
+        next(PackedStream(each, seed=0, beginning=first).batches([(2, 4)]))
+        for each in (plain, given_it)
+    ]
+    assert both[0].equal(both[1])
+    with pytest.raises(ValueError, match=r"tokens of a row.*got 1; a text begins with 2 ids"):
+        next(PackedStream(plain, seed=0, beginning=first).batches([(1, 1)]))
+
+
+def test_pieces_of_a_text_that_are_held_out_begin_as_a_text():
+    rest, held_out = hold_out([np.array([1000, *range(700)])], 2, [1000])
+    assert len(held_out) == 2
+    for ids in [*rest, *held_out]:
+        assert ids[0] == 1000
+        assert (ids[1:] < 1000).all()
+    assert sorted(np.concatenate([ids[1:] for ids in [*rest, *held_out]])) == list(range(700))
 
 
 def test_epochs_come_in_other_orders_that_the_seed_alone_decides():

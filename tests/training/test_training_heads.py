@@ -148,6 +148,13 @@ def test_frequent_ids_are_those_of_the_data_and_of_the_targets_own_text():
     cut = {"row_tokens": 50, "progress": lambda rows: read.extend(rows) or rows}
     frequent_ids(model, documents, 8, **cut)
     assert torch.cat(read).tolist() == documents[0].tolist()
+    begun = []
+    hook = lambda module, args, options: begun.append(options["input_ids"][0].tolist())  # noqa: E731
+    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+    frequent_ids(model, documents, 8, beginning=[9, 8], **cut)
+    handle.remove()
+    assert [row[:2] for row in begun] == [[9, 8]] * 3
+    assert [token for row in begun for token in row[2:]] == documents[0].tolist()
 
 
 def test_a_head_of_fewer_ids_starts_as_the_targets_rows_of_them():

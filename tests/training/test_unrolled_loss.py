@@ -11,12 +11,10 @@ from architectures import VOCAB, build
 from drafting import drawing
 from eagle_heads import FeatureLoop, features_and_logits, head_for
 from eagle_reference import draft_outputs
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specdec.drafters import EagleDrafter
 from specdec.samplers import LogitsFilter, Noise
-from specdec.training import FeatureAndToken, SkippedPositions, TrainingTimeTest, new_head
+from specdec.training import FeatureAndToken, TrainingTimeTest, new_head
 from specdec.training.heads import with_layer
 
 MODEL = build("llama", dtype=torch.float64)
@@ -130,44 +128,6 @@ def test_loss_and_gradients_are_those_of_all_drafts_one_by_one(name):
     for key, got, want in zip(parameters, ours, theirs, strict=True):
         assert want.abs().max() > 0, f"{key} takes no part"
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6, msg=lambda m, k=key: k + m)
-
-
-def test_steps_in_training_are_drafts_at_the_skipped_positions():
-    drafter, ids = drafter_of("two layers"), random_ids(2, 2, 9)
-    own = SkippedPositions(40, pieces=3)
-    objective = TrainingTimeTest(drafter, MODEL, 3, positions=own)
-    features, _ = features_and_logits(MODEL, ids, drafter.feature_layers)
-    torch.manual_seed(4)
-    steps = torch.stack([drafter.logits(out) for out in objective.train().unroll(ids, features)])
-    torch.manual_seed(4)
-    for row, positions in enumerate(own(2, 9).tolist()):
-        assert positions[-1] > 8
-        for place in range(6):
-            at = positions[: place + 3]
-            drafts, _ = recomputed(drafter, ids[row], features[row], place, 3, at)
-            torch.testing.assert_close(steps[:, row, place], drafts, rtol=0, atol=1e-5)
-    plain = TrainingTimeTest(drafter, MODEL, 3)
-    assert objective.eval()(ids).item() == plain(ids).item() == plain.eval()(ids).item()
-
-
-@given(st.integers(1, 30), st.integers(0, 40), st.integers(1, 5), st.integers(0, 2**20))
-def test_skipped_positions_are_pieces_of_a_longer_text(count, more, pieces, seed):
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
-        positions = SkippedPositions(count + more, pieces)(64, count)
-    jumps = positions.diff(dim=1)
-    assert positions[:, 0].eq(0).all()
-    assert jumps.ge(1).all()
-    assert jumps.gt(1).sum(dim=1).le(pieces - 1).all()
-    assert positions.max() < count + more
-    if pieces > 1 and count > 1 and more:
-        assert positions.max() > count - 1  # 64 rows without a skip: 2 ** -64
-
-
-def test_rows_longer_than_the_positions_are_refused():
-    objective = TrainingTimeTest(drafter_of("windows"), MODEL, 2, positions=SkippedPositions(8))
-    with pytest.raises(ValueError, match=r"tokens of a row.*8.*got 9; longest has to be at least"):
-        objective(random_ids(1, 1, 9))
 
 
 def test_a_new_head_with_a_window_is_saved_and_read_with_it(tmp_path):
