@@ -150,7 +150,7 @@ LIBRARIES = {
     "arguments": {"torch"},
     "types": {"torch"},
     "graphs": {"torch"},
-    "kernels": {"torch", "triton", "einops"},
+    "kernels": {"torch", "triton", "einops", "numpy"},
     "samplers": {"torch"},
 }
 """Libraries that a room may import, besides Python's own."""
