@@ -33,10 +33,10 @@ print(LogitsFilter(2, temperature=[0.5, 1.0]).is_greedy, StepNoise)
 """,
     "drafts": """
 import torch
-from specdec import Context, Draft, Drafter, Drawing, SpeculativeGenerator, zoo
+from specdec import Context, Draft, Drawing, NoDrafter, SpeculativeGenerator, zoo
 
 
-class LastToken(Drafter):
+class LastToken(NoDrafter):
     def __init__(self, num_draft_tokens: int = 4):
         super().__init__()
         self.num_draft_tokens = num_draft_tokens
