@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from specdec.drafters.tree import Tree
     from specdec.drafters.visible import Recent, Sinks, TopSlots
     from specdec.drafters.wrapped import WrappedDrafter
-    from specdec.evaluation import Evaluation, evaluate
+    from specdec.evaluation.evaluate import evaluate
+    from specdec.evaluation.evaluation import Evaluation
     from specdec.generator import SpeculativeGenerator
     from specdec.request import GenerateOptions
     from specdec.request.grammar import GrammarProcessor

@@ -434,6 +434,7 @@ class SpeculativeGenerator:
         """
         from specdec.hf.generation import call_of_generate
         from specdec.request.given import through_hook
+        from specdec.request.hints import warn_of_seed
         from specdec.request.hook import HookOutput, check_hook
         from specdec.request.options import check_config, with_stop_strings
 
@@ -451,6 +452,8 @@ class SpeculativeGenerator:
                 beside=through_hook(self.target, config, model_kwargs),
                 output_logprobs=output_logprobs,
             )
+            if seed is not None and request.seeds is None:
+                warn_of_seed(call)
             result = self._generate(request, streamer=streamer)
         if config.return_dict_in_generate:
             names = "sequences", "scores", "logits", "logprobs", "raw_logprobs"

@@ -6,6 +6,7 @@ What a name means is found, and refused, before anything large is loaded.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import re
@@ -26,7 +27,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_choice, shown
+from specdec.arguments import check_choice, check_path, shown
 from specdec.atomic import check_whole
 from specdec.drafters import (
     CommonVocabulary,
@@ -261,6 +262,10 @@ def find_drafter(
     if (make := find_own(name)) is not None:
         _refuse_layouts(layouts, name)
         return _own_drafter(name, make, **given)
+    kinds = {one.partition(":")[0] for one in NAMES.split(", ")} - {"PATH_OR_ID"}
+    near = difflib.get_close_matches(kind, kinds, n=1, cutoff=0.75)
+    if near and "/" not in kind and not Path(name).exists():  # asks no hub
+        raise ValueError(f"there is no drafter {name!r}; did you mean {near[0]!r}?")
     try:
         is_local = find_pretrained(name)
     except ValueError as error:
@@ -357,7 +362,7 @@ def find_pretrained(name: str) -> bool:
     """
     from specdec.checkpoints.hub import check_reachable, is_repository_id
 
-    path = Path(name).expanduser()
+    path = check_path("a model", name or ".", what="a folder, or a Hugging Face id").expanduser()
     if name and (path / "config.json").is_file():
         return True
     if name:
@@ -546,12 +551,13 @@ def _code_of(name: str) -> Iterator[None]:
     sys.path.insert(0, str(folder))
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         ours = (__file__, importlib.__file__)
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours]
         lines = [f"{f.filename}, line {f.lineno}: " for f in frames if f.filename[0] != "<"]
         place = "".join(lines[:1])
-        raise ValueError(f"{name}: {place}{type(error).__name__}: {error}") from error
+        said = shown(error.code) if isinstance(error, SystemExit) else error
+        raise ValueError(f"{name}: {place}{type(error).__name__}: {said}") from error
     finally:
         sys.path.remove(str(folder))
 

@@ -19,14 +19,14 @@ product of the first i conditional rates is the joint rate at i.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
-from typing import Any, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from specdec.arguments import check_integer, check_number
+from specdec.arguments import check_integer, check_number, shown
 from specdec.show.table import Table, need
 from specdec.show.text import draft_size, pieces, visible
 from specdec.show.tokens import KINDS, marked, token_span
@@ -337,6 +337,7 @@ _RATES = (
     *("joint_rates", "conditional_rates"),
 )
 _SHOWN_ROWS = 8
+_NOT_PLAIN = "tokenizer", "trace"
 
 
 TraceOrNone = TypeVar("TraceOrNone", default=Any)
@@ -415,6 +416,48 @@ class GenerationResult(Generic[TraceOrNone]):
         tokens = self.new_tokens[row, : self.lengths[row]].tolist()
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
         return [(text, self.origins[row][first]) for text, first in pieces(tokenizer, tokens)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but tokenizer and trace as tensors and plain values, by the names above, for
+        `torch.save`; `torch.load(path, weights_only=True)` reads it.
+
+        Example:
+            >>> import torch
+            >>> from specdec import SpeculativeGenerator, zoo
+            >>> generator = SpeculativeGenerator(zoo.load_target(), "lookup")
+            >>> result = generator.generate(torch.tensor([[5, 6]]), max_new_tokens=4)
+            >>> result.to_dict()["stats"]["emitted"]
+            [4]
+        """
+        plain = {name: value for name, value in vars(self).items() if name not in _NOT_PLAIN}
+        plain["stats"] = self.stats.to_dict()
+        plain["steps"] = [[step.saved() for step in row] for row in self.steps]
+        plain["sampling"] = None if self.sampling is None else asdict(self.sampling)
+        plain["row_inputs"] = dict(self.row_inputs)
+        return plain
+
+    if not TYPE_CHECKING:  # a type checker finds these faults itself
+
+        def __getitem__(self, index):
+            raise TypeError(
+                f"GenerationResult is no tensor and no list, got [{shown(index)}]; result.sequences"
+                f"[{shown(index)}] holds ids, and result.texts[row] those of a row's new tokens"
+            )
+
+        def __len__(self):
+            raise TypeError(
+                "GenerationResult has no length; len(result.lengths) counts rows, and "
+                "result.lengths holds the new tokens of each"
+            )
+
+        def __bool__(self):
+            return True
+
+        def __getattr__(self, name):
+            advice = f"it has {', '.join(self.__dataclass_fields__)}"
+            if hasattr(Tensor, name):
+                advice = f"result.sequences.{name} is that of the ids"
+            raise AttributeError(f"GenerationResult has no {name!r}; {advice}", name=name, obj=self)
 
     def __repr__(self) -> str:
         count = len(self.lengths)

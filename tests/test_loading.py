@@ -157,3 +157,29 @@ def test_what_is_no_sampler_is_told(name, message, mine, monkeypatch):
         load_sampler(name)
     with pytest.raises(ValueError, match="target_weight belongs to the sampler ensemble"):
         load_sampler("block", target_weight=0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("lookp", "no drafter 'lookp'; did you mean 'lookup'"),
+        ("sufix", "did you mean 'suffix'"),
+        ("eagl", "did you mean 'eagle'"),
+        ("lookahed:5,4,5", "did you mean 'lookahead'"),
+        (
+            "eagle:" + "x" * 6000,
+            r"the path of a folder, or a Hugging Face id, got 'x{70,80} \.\.\.",
+        ),
+        ("medusa:" + "y/" * 3000, "the path of a folder, or a Hugging Face id, got 'y/"),
+        ("z" * 6000, "the path of a folder, or a Hugging Face id, got 'zz"),
+        ("sys:exit", "sys:exit: SystemExit: a LlamaForCausalLM"),
+    ],
+    ids=lambda value: value[:12],
+)
+def test_a_mistyped_name_is_told_before_a_hub_is_asked(name, words, monkeypatch):
+    def ask(*args, **kwargs):
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("specdec.checkpoints.hub.check_reachable", ask)
+    with pytest.raises(ValueError, match=words):
+        load_drafter(name, zoo.load_target())

@@ -58,9 +58,9 @@ def test_every_option_of_a_call_completes_and_helps():
         parameters = inspect.signature(method).parameters
         assert [*parameters][:3] == ["self", "input_ids", "attention_mask"]
         assert keywords_of(method).keys() == others | names
-        assert all(keywords_of(method)[option] is None for option in names)
+        assert all(keywords_of(method)[option] is ... for option in names)
         assert parameters["seed"].annotation == "int | list[int] | None"
-        assert "output_logprobs: 'bool | None' = None" in pydoc.plain(pydoc.render_doc(method))
+        assert "output_logprobs: 'bool | None' = Ellipsis" in pydoc.plain(pydoc.render_doc(method))
         with pytest.raises(TypeError, match="typo"):
             inspect.signature(method).bind(None, None, typo=1)
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from pages import PAGES, ROOT, blocks
+from typed_programs import PROGRAMS
 
 pytest.importorskip("pyright")
 pytestmark = pytest.mark.slow
@@ -62,7 +63,7 @@ WRONG = {
 def _found(tmp_path_factory) -> dict[str, list[str]]:
     """What pyright says in its mode `standard`, by program."""
     folder = tmp_path_factory.mktemp("programs")
-    programs = {"program": PROGRAM, "wrong": PROGRAM + "\n".join(WRONG)}
+    programs = {"program": PROGRAM, "wrong": PROGRAM + "\n".join(WRONG), **PROGRAMS}
     given = "".join(f'{name} = "folder"\n' for name in NAMES)
     for page in PAGES:
         for i, block in enumerate(blocks(page)):
@@ -84,8 +85,9 @@ def _found(tmp_path_factory) -> dict[str, list[str]]:
     return said
 
 
-def test_a_program_of_documented_calls_has_no_error(found):
-    assert found["program"] == []
+@pytest.mark.parametrize("name", ["program", *PROGRAMS])
+def test_a_program_of_documented_calls_has_no_error(name, found):
+    assert found[name] == []
 
 
 def test_no_snippet_of_a_page_has_one(found):

@@ -4,26 +4,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specdec.drafters.assistant import AssistantConfig, AssistantDrafter, AssistantHead
-    from specdec.drafters.base import Drafter, NoDrafter
-    from specdec.drafters.eagle import EagleConfig, EagleDrafter, EagleHead
-    from specdec.drafters.join import FirstMatch
-    from specdec.drafters.lookahead import LookaheadDrafter
-    from specdec.drafters.lookup import PromptLookupDrafter
-    from specdec.drafters.mask_token.drafter import MaskTokenDrafter
+    from specdec.drafters.assistant import (
+        AssistantConfig as AssistantConfig,
+        AssistantDrafter as AssistantDrafter,
+        AssistantHead as AssistantHead,
+    )
+    from specdec.drafters.base import Drafter as Drafter, NoDrafter as NoDrafter
+    from specdec.drafters.eagle import EagleConfig, EagleDrafter as EagleDrafter, EagleHead
+    from specdec.drafters.join import FirstMatch as FirstMatch
+    from specdec.drafters.lookahead import LookaheadDrafter as LookaheadDrafter
+    from specdec.drafters.lookup import PromptLookupDrafter as PromptLookupDrafter
+    from specdec.drafters.mask_token.drafter import MaskTokenDrafter as MaskTokenDrafter
     from specdec.drafters.mask_token.head import MaskTokenConfig, MaskTokenHead
-    from specdec.drafters.medusa import MedusaConfig, MedusaDrafter, MedusaHead
-    from specdec.drafters.model import ModelDrafter
-    from specdec.drafters.mtp.drafter import MTPDrafter
+    from specdec.drafters.medusa import MedusaConfig, MedusaDrafter as MedusaDrafter, MedusaHead
+    from specdec.drafters.model import ModelDrafter as ModelDrafter
+    from specdec.drafters.mtp.drafter import MTPDrafter as MTPDrafter
     from specdec.drafters.mtp.head import MTPConfig, MTPHead
     from specdec.drafters.paths import Paths
-    from specdec.drafters.proposal import Proposal
-    from specdec.drafters.self_draft import SelfDrafter
-    from specdec.drafters.suffix import SuffixDrafter
-    from specdec.drafters.tree import Tree
-    from specdec.drafters.visible import Recent, Sinks, TopSlots, Visible
+    from specdec.drafters.proposal import Proposal as Proposal
+    from specdec.drafters.self_draft import SelfDrafter as SelfDrafter
+    from specdec.drafters.suffix import SuffixDrafter as SuffixDrafter
+    from specdec.drafters.tree import Tree as Tree
+    from specdec.drafters.visible import (
+        Recent as Recent,
+        Sinks as Sinks,
+        TopSlots as TopSlots,
+        Visible as Visible,
+    )
     from specdec.drafters.vocabulary import CommonVocabulary
-    from specdec.drafters.wrapped import WrappedDrafter
+    from specdec.drafters.wrapped import WrappedDrafter as WrappedDrafter
 
 _HOMES = {
     "specdec.drafters.assistant": "AssistantConfig AssistantDrafter AssistantHead",

@@ -24,7 +24,6 @@ BESIDE_FILTERS = {
 """Settings that HF applies between or after these four."""
 
 BEFORE_FILTERS = {
-    "guidance_scale": 1,
     "sequence_bias": None,
     "encoder_repetition_penalty": 1.0,
     "repetition_penalty": 1.0,
@@ -89,6 +88,7 @@ HEALING = (
     "input_ids = model.heal_tokens(input_ids, tokenizer), and leave token_healing out"
 )
 """Why `token_healing` is no option, and what to do."""
+_CACHES = "a generator keeps keys and values in caches of its own; leave it out"
 UNSUPPORTED = {
     "num_beams": ((1,), _SEARCH),
     "penalty_alpha": ((0,), _SEARCH),
@@ -107,8 +107,23 @@ UNSUPPORTED = {
     "target_lookbehind": ((10,), _ASSISTED),
     "assistant_ensemble_weight": ((), _ASSISTED),
     "speculation_type": ((), _ASSISTED),
+    "is_assistant": ((False,), _ASSISTED),
+    "guidance_scale": (
+        (1,),
+        "it reads a second text, without the prompt, beside every token; leave it out, or use HF "
+        "generate",
+    ),
 }
 """Settings of other searches, HF's defaults of them, and why nothing else may be asked for."""
+
+UNUSED = {
+    "cache_implementation": (("hybrid",), _CACHES),
+    "cache_config": ((), _CACHES),
+    "max_cache_len": ((), _CACHES),
+    "prefill_chunk_size": ((), "SpeculativeGenerator(prefill_chunk_size=) sets it; leave it out"),
+    "compile_config": ((), "SpeculativeGenerator(graphs=) says what is captured; leave it out"),
+}
+"""Settings of how HF computes, which change nothing here, values that HF ignores, too, and why."""
 
 
 def call_of_generate() -> dict[str, Any]:

@@ -28,7 +28,6 @@ from specdec.request.given import Given, GivenRows, by_rows, native
 from specdec.request.grammar import GrammarProcessor
 from specdec.request.keywords import OURS, GenerateOptions
 from specdec.request.options import (
-    check_config,
     checked_options,
     ends_among,
     resolve,
@@ -170,11 +169,16 @@ def read_request(
     ids = input_ids if beside is None else beside.ids(target, input_ids)
     *asked, of_rows, alone = resolve(target, ids, given)
     passed = [name_of(processor) for processor in given.get("logits_processor", ())]
-    return request_of(
+    request = request_of(
         *(target, input_ids, attention_mask, *asked),
         **{"tokenizer": given.get("tokenizer"), "of_rows": of_rows, "alone": alone},
         **{"passed": passed, "beside": beside, **own},
     )
+    if "seed" in own and request.seeds is None:
+        from specdec.request.hints import warn_of_seed
+
+        warn_of_seed(given)
+    return request
 
 
 def request_of(
@@ -217,7 +221,6 @@ def request_of(
         TypeError, ValueError: a prompt or an option that cannot be right, or what specdec does not
             do; nothing has been computed then.
     """
-    check_config(config)
     eos, max_length, others = ends_among(criteria)
     padding_id, copies = config.pad_token_id, config.num_return_sequences or 1
     padded, tokens, lengths = _read_ids(
@@ -244,7 +247,7 @@ def request_of(
         *(padded, tokens, lengths, room),
         sampling=replace(sampling_of(config, eos), **(of_rows or {}), processors=list(passed)),
         logits_filter=logits_filter,
-        seeds=None if is_greedy else _read_seeds(target, seed, rows, copies),
+        seeds=_read_seeds(target, seed, rows, copies, is_greedy=is_greedy),
         eos=eos,
         pad=padding_id if padding_id is not None else next(iter(eos), 0),
         criteria=others,
@@ -405,10 +408,16 @@ def _start_processors(
 
 
 def _read_seeds(
-    target: Target, seed: int | Sequence[int] | Tensor | None, rows: int, copies: int
-) -> list[int]:
+    target: Target,
+    seed: int | Sequence[int] | Tensor | None,
+    rows: int,
+    copies: int,
+    *,
+    is_greedy: bool,
+) -> list[int] | None:
+    """One for each row; `None` in a greedy call, whose seed is checked all the same."""
     if seed is None:
-        return _random_seeds(target, rows)
+        return None if is_greedy else _random_seeds(target, rows)
     seed = plain_numbers(seed)
     seeds = list(seed) if isinstance(seed, Sequence) else [seed] * (rows // copies)
     for value in seeds:
@@ -420,7 +429,7 @@ def _read_seeds(
             f"seed has {len(seeds)} values for a batch of {rows} rows; give one per row, or a "
             "single value"
         )
-    return seeds
+    return None if is_greedy else seeds
 
 
 def _random_seeds(target: Target, rows: int) -> list[int]:

@@ -23,7 +23,9 @@ class GenerateOptions(TypedDict, total=False):
     """Keyword arguments of `generate`, `stream` and `start`, with HF's names and meanings.
 
     Sampling values and the seed may be a scalar or a sequence of one value per row. What is left
-    out comes from `generation_config`, and then from the model's own, as in HF. A temperature above
+    out comes from `generation_config`, and then from the model's own, as in HF. `None` turns a
+    setting of HF's off, whatever the model ships, as in HF; it leaves any other option out. In a
+    `generation_config` a setting that is `None` is left out. A temperature above
     0 samples and 0 is greedy, with `do_sample` or without it (HF ignores a temperature that is
     passed alone). Without a seed, a sampled row draws one at random and reports it in the result.
     One seed for all rows gives equal prompts equal samples: pass `seed=list(range(B))` for B
@@ -81,39 +83,39 @@ class GenerateOptions(TypedDict, total=False):
             text. A drafter names its own (`Drafter.row_inputs`), an edit of the target likewise.
     """
 
-    max_new_tokens: int
-    min_new_tokens: int
-    do_sample: bool
-    temperature: float | list[float]
-    top_k: int | list[int]
-    top_p: float | list[float]
-    min_p: float | list[float]
-    seed: int | list[int]
-    eos_token_id: int | list[int]
-    pad_token_id: int
-    logits_processor: LogitsProcessorList | Sequence[LogitsProcessor]
-    stopping_criteria: StoppingCriteriaList | Sequence[StoppingCriteria]
-    stop_strings: str | list[str]
-    tokenizer: PreTrainedTokenizerBase
-    num_return_sequences: int
-    output_scores: bool
-    output_logits: bool
-    output_logprobs: bool
-    generation_config: GenerationConfig
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    do_sample: bool | None
+    temperature: float | list[float] | None
+    top_k: int | list[int] | None
+    top_p: float | list[float] | None
+    min_p: float | list[float] | None
+    seed: int | list[int] | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    logits_processor: LogitsProcessorList | Sequence[LogitsProcessor] | None
+    stopping_criteria: StoppingCriteriaList | Sequence[StoppingCriteria] | None
+    stop_strings: str | list[str] | None
+    tokenizer: PreTrainedTokenizerBase | None
+    num_return_sequences: int | None
+    output_scores: bool | None
+    output_logits: bool | None
+    output_logprobs: bool | None
+    generation_config: GenerationConfig | None
     neutral: bool
     draft_probs: bool
-    num_draft_tokens: int
-    row_inputs: Mapping[str, Tensor | Sequence]
+    num_draft_tokens: int | None
+    row_inputs: Mapping[str, Tensor | Sequence] | None
 
 
 def with_options(method: Method) -> Method:
     """Lists the options one by one in a method's signature, in place of `**options`, so that help
-    and completion show them; `None` is the same as left out.
+    and completion show them; `...` stands for an option that is left out.
     """
     signature, kind = inspect.signature(method), inspect.Parameter.KEYWORD_ONLY
     *own, _ = signature.parameters.values()
     own += [
-        inspect.Parameter(name, kind, default=None, annotation=f"{one.__forward_arg__} | None")
+        inspect.Parameter(name, kind, default=..., annotation=one.__forward_arg__)
         for name, one in GenerateOptions.__annotations__.items()
     ]
     method.__signature__ = signature.replace(parameters=own)

@@ -10,7 +10,7 @@ processor and stopping criterion of a configuration.
 from __future__ import annotations
 
 import copy
-import difflib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -33,8 +33,14 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from specdec.arguments import check_choice, check_integer, name_of, plain_numbers, shown
 from specdec.hf.forward import takes_positions
-from specdec.hf.generation import BEFORE_FILTERS, BESIDE_FILTERS, FILTERS, HEALING, UNSUPPORTED
-from specdec.hf.prompts import PROMPT_INPUTS
+from specdec.hf.generation import (
+    BEFORE_FILTERS,
+    BESIDE_FILTERS,
+    FILTERS,
+    HEALING,
+    UNSUPPORTED,
+    UNUSED,
+)
 from specdec.request.keywords import OUTPUTS, GenerateOptions
 from specdec.request.sampling import Sampling
 from specdec.samplers.logits_filter import LogitsFilter
@@ -55,17 +61,23 @@ _LEAST = {
 }
 """The least that each of these may be."""
 _FLAGS = {"do_sample", "neutral", "draft_probs"} | OUTPUTS
+_SETTINGS = GenerateOptions.__annotations__.keys() & vars(GenerationConfig()).keys()
+"""Options that are HF's settings: `None` turns one off, whatever the model ships."""
 _NUMBERS = {*_LEAST, *_FLAGS, *FILTERS, "eos_token_id", "pad_token_id"}
 
 
 def checked_options(target: Target, options: dict[str, Any]) -> dict[str, Any]:
-    """`GenerateOptions` but for those that are `None`, with numbers of Python's.
+    """`GenerateOptions` with numbers of Python's. A setting of HF's that is `None` stays, since HF
+    turns it off; any other option that is `None` is left out.
 
     Raises:
         TypeError, ValueError: a name that is no option, or a value that cannot be right.
     """
     for name in options.keys() - GenerateOptions.__annotations__.keys():
-        raise TypeError(f"unknown option {name!r}: {_hint(target, name)}")
+        from specdec.request.hints import for_option
+
+        raise TypeError(f"unknown option {name!r}: {for_option(target, name, options[name])}")
+    off = {name: None for name in _SETTINGS & options.keys() if options[name] is None}
     options = {name: value for name, value in options.items() if value is not None}
     options |= {name: plain_numbers(options[name]) for name in _NUMBERS & options.keys()}
     for name in _LEAST.keys() & options.keys():
@@ -92,25 +104,7 @@ def checked_options(target: Target, options: dict[str, Any]) -> dict[str, Any]:
         advice = "[] lets no token end a text"
         check_integer("eos_token_id", value, 0, target.vocab_size - 1, advice=advice)
     check_integer("pad_token_id", options.get("pad_token_id", 0), 0, target.vocab_size - 1)
-    return options
-
-
-def _hint(target: Target, name: str) -> str:
-    """What to do about a name that is no option."""
-    if name in PROMPT_INPUTS:
-        return f"{type(target.model).__name__} has no such input; leave it out"
-    if name == "token_type_ids":
-        return "decoder-only models have no such input; leave it out"
-    if name == "token_healing":
-        return HEALING
-    if name in UNSUPPORTED:
-        return UNSUPPORTED[name][1]
-    if near := difflib.get_close_matches(name, GenerateOptions.__annotations__, n=1):
-        return f"did you mean {near[0]!r}?"
-    return (
-        f"known are {', '.join(GenerateOptions.__annotations__)}; other options of HF generate "
-        "work through model.generate(..., custom_generate=generator)"
-    )
+    return options | off
 
 
 def _check_functions(name: str, given: Any) -> None:
@@ -177,7 +171,7 @@ def resolve(target: Target, input_ids: Tensor, given: dict[str, Any]) -> Resolve
     Args:
         target: whose model.
         input_ids: `[B, T]`, padded.
-        given: some of `GenerateOptions`, checked, none of which is `None`, of HF's alone.
+        given: some of `GenerateOptions`, checked, of HF's alone; `None` turns a setting off.
 
     Returns:
         What HF hands to a decoding function: processors, criteria and configuration; then values of
@@ -187,12 +181,14 @@ def resolve(target: Target, input_ids: Tensor, given: dict[str, Any]) -> Resolve
     given = dict(given)
     is_neutral = given.pop("neutral", False)
     model = neutral(target.model) if is_neutral else target.model
-    logits_filter = {name: given.pop(name) for name in FILTERS if name in given}
-    said = given.get("do_sample", getattr(given.get("generation_config"), "do_sample", None))
+    logits_filter = {name: given.pop(name) for name in FILTERS if given.get(name) is not None}
+    of_config = getattr(given.get("generation_config"), "do_sample", None) is False
+    is_greedy = not given["do_sample"] if "do_sample" in given else of_config
     # Set below, together with `do_sample`: HF refuses it beside do_sample=False.
-    several = given.pop("num_return_sequences", None)
+    several = given.pop("num_return_sequences", 0)  # 0 where it is left out
     config, given = _merged(model.generation_config, given)
-    copies = several or config.num_return_sequences or 1
+    check_config(config)
+    copies = (config.num_return_sequences if several == 0 else several) or 1
     rows = copies * len(input_ids)
     target.check_room(rows, input_ids.shape[1])  # before anything is made for each row
     logits_filter = {
@@ -200,7 +196,7 @@ def resolve(target: Target, input_ids: Tensor, given: dict[str, Any]) -> Resolve
     }
     LogitsFilter(rows, **logits_filter)
     hot = _any_above_zero(logits_filter.get("temperature", 0))
-    if hot and said is False:
+    if hot and is_greedy:
         raise ValueError(
             f"do_sample=False is greedy, and temperature={logits_filter['temperature']!r} samples; "
             "leave one of them out"
@@ -241,13 +237,15 @@ def resolve(target: Target, input_ids: Tensor, given: dict[str, Any]) -> Resolve
 
 def _merged(own: GenerationConfig, options: dict) -> tuple[GenerationConfig, dict]:
     """One configuration of a call: keywords, then its `generation_config`, then the model's own, as
-    in HF; and the keywords that are no settings.
+    in HF; and the keywords that HF still has to see. Those that turn a setting off are among them:
+    HF fills a configuration's `None` with its own defaults.
     """
     given = options.pop("generation_config", None)
     config = GenerationConfig() if given is None else copy.deepcopy(given)
     config.update(**own.to_dict(), defaults_only=True, allow_custom_entries=True)
     config.return_dict_in_generate = True  # a result holds what HF's record would
-    return config, config.update(**options)
+    off = {name: value for name, value in options.items() if value is None}
+    return config, config.update(**options) | off
 
 
 def _resolved(
@@ -269,8 +267,8 @@ def _resolved(
         raise ValueError(f"token_healing=True is not supported: {HEALING}")
     criteria = with_stop_strings(stopping_criteria, config.stop_strings, tokenizer)
     config.stop_strings = None
-    if config.cache_implementation is None:
-        config.use_cache = False  # or HF would make one, with a layer for each of the model's
+    # Or HF would make a cache, with a layer for each of the model's.
+    config.use_cache, config.cache_implementation = False, None
     if config.eos_token_id in ([], ()):
         config.eos_token_id = None
     if takes_positions(model):  # or HF may note those that it makes down in the model's modules
@@ -368,11 +366,17 @@ def sampling_of(config: GenerationConfig, eos_token_id: Sequence[int] = ()) -> S
 
 
 def check_config(config: GenerationConfig) -> None:
-    """Raises `ValueError` where it asks for something that specdec does not do."""
-    for name, (usual, reason) in UNSUPPORTED.items():
-        value = getattr(config, name, None)
-        if value is not None and value not in usual:
-            raise ValueError(f"{name}={value!r} is not supported: {reason}")
+    """Raises `ValueError` where it asks for something that specdec does not do, and warns where it
+    asks for something that has no effect.
+    """
+    for table in (UNSUPPORTED, UNUSED):
+        for name, (usual, reason) in table.items():
+            value = getattr(config, name, None)
+            if value is None or value in usual:
+                continue
+            if table is UNSUPPORTED:
+                raise ValueError(f"{name}={value!r} is not supported: {reason}")
+            warnings.warn(f"{name}={value!r} has no effect: {reason}", stacklevel=2)
 
 
 def with_config(model: PreTrainedModel, config: GenerationConfig) -> PreTrainedModel:

@@ -28,6 +28,12 @@ def refuse_stateful(processors: LogitsProcessorList) -> None:
             judged = processor._prefix_allowed_tokens_fn
             name = f"{name_of(judged)} of {name}"
         if not (getattr(judged, "is_stateless", None) is True or _is_plain(judged)):
+            if type(judged).__module__.startswith("transformers."):
+                raise ValueError(
+                    f"{name} is HF's and keeps state from call to call, and specdec calls "
+                    "processors for every drafted position, rejected ones included; leave it out, "
+                    "or use HF generate"
+                )
             raise ValueError(
                 f"the logits processor {name} may keep state from call to call, and specdec calls "
                 "processors for every drafted position, rejected ones included; if its result "

@@ -82,6 +82,12 @@ def read_batch(
 
 def check_ids(input_ids: Tensor) -> None:
     """Raises `TypeError` or `ValueError` for what is no batch `[B, T]` of token ids."""
+    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
+        from specdec.request.hints import for_prompt
+
+        expected = "input_ids must be a tensor [B, T] of token ids"
+        kind = ValueError if isinstance(input_ids, Tensor) else TypeError
+        raise kind(f"{expected}, got {shown(input_ids)}{for_prompt(input_ids)}")
     check_tensor("input_ids", input_ids, (None, None), _INTEGERS)
     if input_ids.is_meta:
         raise ValueError("input_ids are on the meta device, where no tensor has values")

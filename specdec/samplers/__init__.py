@@ -4,22 +4,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specdec.samplers.base import Sampler
-    from specdec.samplers.block import BlockSampler
-    from specdec.samplers.coupling import CouplingSampler
-    from specdec.samplers.logits_filter import LogitsFilter
-    from specdec.samplers.lossy import EnsembleSampler, TypicalSampler
+    from specdec.samplers.base import Sampler as Sampler
+    from specdec.samplers.block import BlockSampler as BlockSampler
+    from specdec.samplers.coupling import CouplingSampler as CouplingSampler
+    from specdec.samplers.logits_filter import LogitsFilter as LogitsFilter
+    from specdec.samplers.lossy import (
+        EnsembleSampler as EnsembleSampler,
+        TypicalSampler as TypicalSampler,
+    )
     from specdec.samplers.noise import (
-        Drawing,
-        Noise,
-        ScriptedNoise,
-        StepNoise,
-        Stream,
-        draw_by_inversion,
-        draw_by_race,
+        Drawing as Drawing,
+        Noise as Noise,
+        ScriptedNoise as ScriptedNoise,
+        StepNoise as StepNoise,
+        Stream as Stream,
+        draw_by_inversion as draw_by_inversion,
+        draw_by_race as draw_by_race,
     )
     from specdec.samplers.paths import GBVSampler, SpecTrSampler
-    from specdec.samplers.rejection import RejectionSampler
+    from specdec.samplers.rejection import RejectionSampler as RejectionSampler
 
 _HOMES = {
     "specdec.samplers.base": "Sampler",

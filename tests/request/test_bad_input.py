@@ -65,9 +65,12 @@ def sampled(name: str, *values, words: str | None = None) -> list:
 CALLS = [
     ("empty", prompt(IDS[:, :0])),
     ("empty", prompt(IDS[:0])),
-    ("input_ids", prompt(IDS[0])),
     ("input_ids", prompt(IDS.float())),
-    ("input_ids", prompt(IDS.tolist())),
+    (r"a tensor \[B, T\] of token ids, got \[\[.*torch.tensor\(\[\[5", prompt(IDS.tolist())),
+    (r"got 'hello'; tokenizer\(text, return_tensors='pt'\)", prompt("hello")),
+    (r"got \['a', 'b'\]; .*padding=True, padding_side='left'", prompt(["a", "b"])),
+    ("got None; every call needs a prompt: tokenizer", prompt(None)),
+    (r"of shape \[5\]; input_ids\[None\] is a batch of one prompt", prompt(IDS[0])),
     ("row 1 .* all padding", prompt(IDS, MASK * torch.tensor([[1], [0]]))),
     ("row 1 has holes", prompt(IDS, WITH_HOLE)),
     ("attention_mask", prompt(IDS, MASK[:, :4])),
@@ -85,6 +88,32 @@ CALLS = [
     ("did you mean 'max_new_tokens'", {"max_new_token": 4}),
     ("'frobnicate': known are .*custom_generate", {"frobnicate": 4}),
     ("leave it out", {"token_type_ids": IDS}),
+    *(
+        (rf"pass generation_config=GenerationConfig\({name}={value}\)$", {name: value})
+        for name, value in {
+            "repetition_penalty": 1.2,
+            "top_h": 0.5,
+            "max_length": 9,
+            "forced_eos_token_id": 3,
+            "decoder_start_token_id": 3,
+            "watermarking_config": {"bias": 2.0},
+        }.items()
+    ),
+    (r"leaves out what is None; pass it to model.generate\(\.\.\., cus", {"typical_p": None}),
+    ("'repetition_penalt'.*'repetition_penalty' of a generation_config", {"repetition_penalt": 2}),
+    ("did you mean 'streamer'", {"streamers": None}),
+    ("every result is a record; leave it out", {"return_dict_in_generate": True}),
+    (
+        r"PrefixConstrainedLogitsProcessor\(prefix_allowed_tokens_fn",
+        {"prefix_allowed_tokens_fn": 1},
+    ),
+    (r"with ModelDrafter\(assistant_model\)", {"assistant_model": MODEL}),
+    ("caches of its own; leave it out", {"cache_implementation": "static"}),
+    ("caches of its own; pass the whole prompt", {"past_key_values": DynamicCache()}),
+    ("pass the prompts as input_ids", {"inputs": IDS}),
+    (r"SpeculativeGenerator\(prefill_chunk_size=\)", {"prefill_chunk_size": 4}),
+    ("'guidance_scale': it reads a second text.*use HF generate", {"guidance_scale": 1.5}),
+    ("do_sample=False is greedy", {"temperature": 0.7, "do_sample": None}),
     ("128 positions; .* <= 123", {"max_new_tokens": 124}),
     ("max_new_tokens", {"max_new_tokens": 0}),
     ("min_new_tokens", {"min_new_tokens": -1}),
@@ -140,6 +169,7 @@ CALLS = [
     *sampled("top_p", 1.5),
     *sampled("seed", [1, 2, 3], words="seed has 3 values for a batch of 2"),
     *sampled("seed", 2**64, [0, -1], 1.0, True, "ab"),
+    *(("seed", {"seed": value}) for value in ("x", -1, 1.5, [1, 2, 3])),  # greedy ones, too
     *sampled("num_return_sequences", "2"),
     *sampled("num_return_sequences", 10**8, words="keys and values of 200000000 rows"),
     ("3 values .* 4 rows", {"do_sample": True, "num_return_sequences": 2, "seed": [1, 2, 3]}),
@@ -165,7 +195,7 @@ HOOKED = [
     ("num_beams", {"num_beams": 2}),
     ("synced_gpus=True is not supported", {"synced_gpus": True}),
     ("assistant_model .*ModelDrafter", {"assistant_model": perturbed(MODEL)}),
-    (r"Guidance.* may keep state", {"guidance_scale": 1.5}),
+    ("guidance_scale=1.5 is not supported.*use HF generate", {"guidance_scale": 1.5}),
     (r"StoppingCriteriaList\(\[StopStringCriteria\(", {"stop_strings": ["x"]}),
     *(
         (r"position_ids other than 0, 1, 2.* leave pos", {"position_ids": positions})

@@ -102,6 +102,8 @@ STATEFUL = [
     in_an_inner_function,
     with_attributes,
     PrefixConstrainedLogitsProcessor(closure(), 1),
+]
+OF_HF = [
     UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, MODEL),
     SynthIDTextWatermarkLogitsProcessor(3, [3, 1, 4, 1, 5], 2**16, 0, 1024, torch.device("cpu")),
 ]
@@ -116,6 +118,13 @@ def test_a_processor_that_may_keep_state_is_refused_by_name_and_not_called(proce
     with pytest.raises(ValueError, match=rf"{shown} may keep state.*is_stateless = True"):
         generate(processor)
     assert not CALLS
+
+
+@pytest.mark.parametrize("processor", OF_HF, ids=lambda p: type(p).__name__)
+def test_nobody_is_asked_to_vouch_for_one_of_hfs_that_keeps_state(processor):
+    words = f"{type(processor).__name__} is HF's and keeps state.*leave it out, or use HF generate"
+    with pytest.raises(ValueError, match=words):
+        generate(processor)
 
 
 class Table(LogitsProcessor):

@@ -67,8 +67,11 @@ def test_without_a_temperature_do_sample_and_the_configuration_decide(monkeypatc
     assert written() == written(temperature=0.7) == written(do_sample=True)
     assert written(do_sample=False) == written(temperature=0)
     with_own(monkeypatch, GREEDY)
-    assert written() == written(temperature=0)
-    assert written(generation_config=GenerationConfig(temperature=0.7)) == written()  # as in HF
+    greedy = written(temperature=0)
+    with pytest.warns(UserWarning, match=r"seed has no effect: the call is greedy; pass do_sample"):
+        assert written() == greedy
+    with pytest.warns(UserWarning, match="seed has no effect"):  # as in HF
+        assert written(generation_config=GenerationConfig(temperature=0.7)) == greedy
 
 
 @pytest.mark.parametrize(
