@@ -510,6 +510,12 @@ class SpeculativeGenerator:
 
             stepper = partial(step_with_processors, request, parts)
         generation = Generation(self, request, storage, stepper, give_back=self._storages.give)
+        if target.runs_users_code:
+            from specdec.targets.trial.users_code import try_call
+
+            rows = len(request.lengths), storage.state.signature.batch_size
+            sizes = storage.chunk_sizes(request, self.prefill_chunk_size)
+            try_call(target, *rows, most, sizes, request.padded.shape[1], request.row_inputs)
         storage.prefill(request, self.prefill_chunk_size)
         return generation
 

@@ -44,3 +44,17 @@ def cause_of_refusal(model: PreTrainedModel) -> str:
     """Why a model of this type cannot be decoded, for messages; empty if it is not known."""
     kinds = {model.config.model_type, model.config.get_text_config().model_type}
     return next((f": {CAUSES[kind]}" for kind in sorted(kinds & CAUSES.keys())), "")
+
+
+def cause_of_difference(model: PreTrainedModel) -> str:
+    """Why HF's forward of a whole text and its steps differ, for messages; empty if it is not
+    known.
+    """
+    limits = {getattr(module, "time_step_limit", None) for module in model.modules()}
+    if limits <= {None, (0.0, float("inf"))}:
+        return ""
+    return (
+        ". HF differs from itself: its scan over several tokens clamps time steps at "
+        f"time_step_limit, {sorted(limits - {None})[0]}, and its step of one token does not. With "
+        "time_step_limit = (0.0, float('inf')) in each mixer neither does"
+    )

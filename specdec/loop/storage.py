@@ -77,11 +77,16 @@ class Storage:
         if request.prompt_inputs is not None:
             prefill_inputs(self.parts, self.state, request, chunk_size)
             return
-        length, fixed = max(request.lengths) - 1, ()
-        sizes = chunks(length, chunk_size)
-        if self.replay is not None:
-            sizes, fixed = self.replay.chunks(length, chunk_size), self.replay.captured_chunks
+        sizes = self.chunk_sizes(request, chunk_size)
+        fixed = () if self.replay is None else self.replay.captured_chunks
         prefill(self.state, sizes, self._run_chunk, fixed=fixed)
+
+    def chunk_sizes(self, request: Request, chunk_size: int) -> list[int]:
+        """Sizes of the chunks that the prompts of a call are read in."""
+        if request.prompt_inputs is not None:
+            return request.prompt_inputs.chunk_sizes(chunk_size)
+        length, own = max(request.lengths) - 1, self.replay
+        return chunks(length, chunk_size) if own is None else own.chunks(length, chunk_size)
 
     def warm_up(self, lengths: Iterable[int], num_read: int, chunk_size: int) -> None:
         """Runs steps of these draft lengths, and prompt chunks of all sizes that up to `num_read`

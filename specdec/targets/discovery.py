@@ -46,11 +46,11 @@ from specdec.targets.views import open_view
 from specdec.targets.watch import copied_values, structure
 from specdec.targets.wrappers import refuse_joint_quantisation, remark_on_hooks, replaced_forwards
 
-_KNOWN: WeakKeyDictionary[PreTrainedModel, dict[bool, tuple]] = WeakKeyDictionary()
-"""Of each model that was tried: (description, route), without and with `fuse`."""
+_KNOWN: WeakKeyDictionary[PreTrainedModel, dict[bool | None, tuple]] = WeakKeyDictionary()
+"""Of each model that was tried: (description, route), by `fuse`."""
 
 
-def find_route(model: PreTrainedModel, *, fuse: bool = False, num_tokens: int = 0) -> Route:
+def find_route(model: PreTrainedModel, *, fuse: bool | None = False, num_tokens: int = 0) -> Route:
     """The first way of running a model that reproduces its own plain forward, with all that makes
     it faster and does not break it. The same route as before, if nothing has changed since that
     decides the result.
@@ -78,8 +78,12 @@ def find_route(model: PreTrainedModel, *, fuse: bool = False, num_tokens: int = 
     return route
 
 
-def _fastest(model: PreTrainedModel, fuse: bool) -> tuple[tuple[Faster, ...], dict[str, str]]:
+def _fastest(
+    model: PreTrainedModel, fuse: bool | None
+) -> tuple[tuple[Faster, ...], dict[str, str]]:
     """Every edit for speed that there is, and a note on each kind; the last is given up first."""
+    if fuse is None:
+        return (), {}
     own = {family.__name__.rpartition(".")[2]: family for family in families_of(model, FASTER)}
     experts = [own["experts"].StepExperts] if "experts" in own else []
     latents = [own["latents"].Latents] if "latents" in own else []

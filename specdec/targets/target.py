@@ -25,7 +25,6 @@ from specdec.targets.edits.edit import Edit, check_edits, name_of
 from specdec.targets.edits.layers import only_layers
 from specdec.targets.features import check_layers
 from specdec.targets.route import Route
-from specdec.targets.trial.self_test import try_edits
 from specdec.targets.views import Views, forward, open_views, open_window
 from specdec.targets.watch import Surface, hooks_of, structure
 from specdec.targets.wrappers import (
@@ -62,6 +61,7 @@ class SlotModel:
         feature_layers: hidden states `0..L` or `"final"`, the hidden states that `forward` returns.
         layers: decoder layers that run, by index; `None` for all.
         hooks: dictionaries of hooks that were not empty when the model was tried, and copies.
+        tried_windows: of calls, where `runs_users_code`; see `try_call`.
         num_handles: how many hooks torch had registered in this process then: where there were none
             in the model and this number is the same, there are none now.
 
@@ -72,7 +72,7 @@ class SlotModel:
             its plain forward), with what to do instead.
     """
 
-    def __init__(self, model: nn.Module, *, fuse: bool = False, edits: Sequence[Edit] = ()):
+    def __init__(self, model: nn.Module, *, fuse: bool | None = False, edits: Sequence[Edit] = ()):
         self.model, self._fuse, self.edits = unwrap(model), fuse, check_edits(edits)
         self.feature_layers: tuple[FeatureLayer, ...] = ()
         self.layers: tuple[int, ...] | None = None
@@ -97,13 +97,11 @@ class SlotModel:
                 f"{type(model).__name__} is on the meta device and has no weights; load it, or "
                 "offload it by accelerate, whose hooks bring the weights in"
             )
-        tried = model
-        if is_prefix_lm(model):
-            from specdec.targets.reading import read_causally
-
-            tried = read_causally(model)
+        tried = self.decoder_of_text
         route = find_route(tried, fuse=self._fuse, num_tokens=num_tokens)
         if self.edits:
+            from specdec.targets.trial.users_code import try_edits
+
             try_edits(tried, route, self.edits)
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
@@ -113,6 +111,7 @@ class SlotModel:
         self._dtype = model.dtype
         self.route: Route = route
         self._tried_prompts: set[tuple[frozenset[str], frozenset[str]]] = set()  # by kinds
+        self.tried_windows: set[tuple] = set()
         self._uncut = 0, ""  # bytes and note of the prompts that took the most
         vars(self).pop("_prompt_views", None)
         if vars(self).pop("_views", None):
@@ -138,6 +137,20 @@ class SlotModel:
             part = only_layers(self.layers, returns_tuples=self.route.returns_tuples)
             edits = (*edits, part)
         return open_views(self.model, views.route, self.feature_layers, edits)
+
+    @property
+    def decoder_of_text(self) -> PreTrainedModel:
+        """What is tried: the model, and of a prefix LM a view that reads text token after token."""
+        if not is_prefix_lm(self.model):
+            return self.model
+        from specdec.targets.reading import read_causally
+
+        return read_causally(self.model)
+
+    @property
+    def runs_users_code(self) -> bool:
+        """Edits, hooks or other code of users run in its forwards."""
+        return bool(self.edits or self.route.num_tried)
 
     @property
     def is_fused(self) -> bool:
@@ -310,7 +323,9 @@ class Target(SlotModel):
             views of one buffer each. The small work between products (norms, rotary embeddings,
             gated activations) is compiled with Inductor, which takes some seconds at first, and
             int8 and float8 weights of torchao's are multiplied as they are. The self-test holds
-            all to its limits, and `notes` says what was done and what was not.
+            all to its limits, and `notes` says what was done and what was not. `False` leaves this
+            out, but not attention to latents and experts that do not wait for the device. `None`
+            leaves out these, too: all products are those of HF's modules.
         edits: functions that each change a private view of the model: interventions, such as
             steering of new tokens alone. They are what the target is: text is that of the edited
             model, and features and a `SelfDrafter` see them. The model itself stays as it is. A
@@ -338,10 +353,10 @@ class Target(SlotModel):
         model: PreTrainedModel,
         *,
         feature_layers: tuple[FeatureLayer, ...] = (),
-        fuse: bool = False,
+        fuse: bool | None = False,
         edits: Sequence[Edit] = (),
     ):
-        super().__init__(model, fuse=check_choice("fuse", fuse, (True, False)), edits=edits)
+        super().__init__(model, fuse=check_choice("fuse", fuse, (True, False, None)), edits=edits)
         self.feature_layers = self._checked(feature_layers)
 
     def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> Target:

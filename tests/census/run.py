@@ -44,12 +44,15 @@ from census.judge import (
     judge,
     judge_captured,
 )
-from census.shapes import VOCAB, build, has_window, model_classes
+from census.shapes import VOCAB, build, has_window, model_classes, remembers
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 NOT_BUILT = "not built by the census"
 WINDOWS: dict[str, int | None] = {"70": 70, "default": None, "5": 5, "30": 30, "300": 300}
 """Sizes in tokens of windows and buffers; the default is that of the type's configuration."""
+
+SEEDS = 0, 1, 4, 5
+"""Of the weights of types that remember. HF's Zamba 2 differs from itself with the last two."""
 
 
 def prompts(window: int | None, device: str) -> list[torch.Tensor]:
@@ -64,19 +67,26 @@ def prompts(window: int | None, device: str) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Case:
-    """A type of a group of `model_classes`, with the name of a window."""
+    """A type of a group of `model_classes`, with the name of a window and the seed of weights."""
 
     group: str
     model_type: str
     window: str = "70"
     device: str = "cpu"
+    seed: int = 0
+
+
+def seeds_of(model_type: str, group: str) -> tuple[int, ...]:
+    """Of the models of a type: several where it remembers, since HF may differ from itself."""
+    return SEEDS if remembers(model_type, group) else SEEDS[:1]
 
 
 def verdict_on(case: Case) -> Verdict:
     """What specdec makes of a tiny model."""
     window = WINDOWS[case.window]
     try:
-        model = build(case.model_type, group=case.group, window=window).to(case.device)
+        made = build(case.model_type, group=case.group, window=window, seed=case.seed)
+        model = made.to(case.device)
     except Exception as error:  # whatever a foreign model raises
         return Verdict(NOT_BUILT, f"{type(error).__name__}: {error}")
     judge_by = judge if case.device == "cpu" else judge_captured
@@ -126,16 +136,16 @@ def _received(end: Connection, process: BaseProcess) -> Verdict:
         return Verdict(CRASHED, f"the process ended with {process.exitcode}")
 
 
-def merged(verdicts: dict[str, Verdict]) -> Verdict:
-    """The worst verdict on a type over all windows, with the windows where they differ. A size with
-    which HF makes no model says nothing.
+def merged(verdicts: dict[str, Verdict], what: str = "windows") -> Verdict:
+    """The worst verdict on a type over all windows, or seeds, with those of them where they differ.
+    A size with which HF makes no model says nothing.
     """
     kinds = [WRONG, CRASHED, HF_DIFFERS, REFUSED, NOT_CAPTURED, EQUAL, HF_CANNOT, NOT_BUILT]
     worst = min(verdicts.values(), key=lambda verdict: kinds.index(verdict.kind))
-    windows = [w for w in WINDOWS if w in verdicts and verdicts[w].kind == worst.kind]
-    if worst.kind == EQUAL or len(windows) == len(verdicts):
+    where = [name for name, verdict in verdicts.items() if verdict.kind == worst.kind]
+    if worst.kind == EQUAL or len(where) == len(verdicts):
         return worst
-    return Verdict(worst.kind, f"with windows of {', '.join(windows)}: {worst.remark}")
+    return Verdict(worst.kind, f"with {what} of {', '.join(where)}: {worst.remark}")
 
 
 def reason(verdict: Verdict) -> str:
@@ -203,25 +213,30 @@ def main() -> int:
     torch.backends.cudnn.allow_tf32 = False  # the witness is of float32
     group, types = arguments.group, arguments.types or sorted(model_classes()[arguments.group])
     cases = [
-        Case(group, name, window, arguments.device)
+        Case(group, name, window, arguments.device, seed)
         for window in arguments.windows
         for name in types
         if window == arguments.windows[0] or has_window(name, group)
+        for seed in seeds_of(name, group)
     ]
     known = read_log(arguments.log)
     left = [case for case in cases if case not in known]
     options = {"processes": arguments.processes, "limit_s": arguments.limit}
     for case, verdict, seconds in run(left, **options):
         known[case] = verdict
-        said = f"{case.model_type} {case.window}: {verdict.kind} {verdict.remark}"
+        name = f"{case.model_type} {case.window} {case.seed}"
+        said = f"{name}: {verdict.kind} {verdict.remark}"
         print(f"{said} ({seconds:.1f} s)", flush=True)
         if arguments.log:
             with arguments.log.open("a") as log:
                 log.write(json.dumps([asdict(case), asdict(verdict)]) + "\n")
-    found: dict[str, dict[str, Verdict]] = defaultdict(dict)
+    found: dict[str, dict[str, dict]] = defaultdict(lambda: defaultdict(dict))
     for case in cases:
-        found[case.model_type][case.window] = known[case]
-    results = {name: merged(verdicts) for name, verdicts in found.items()}
+        found[case.model_type][case.window][str(case.seed)] = known[case]
+    results = {
+        name: merged({w: merged(of_seeds, "seeds") for w, of_seeds in windows.items()})
+        for name, windows in found.items()
+    }
     print(table(results))
     if arguments.write:
         on = "" if arguments.device == "cpu" else ", captured"

@@ -267,6 +267,16 @@ def has_window(model_type: str, group: str = "causal") -> bool:
     return shrunk(default, 5) != shrunk(default, 6)
 
 
+def remembers(model_type: str, group: str = "causal") -> bool:
+    """Whether some of its layers have a recurrent state."""
+    try:
+        config = _classes(model_type, group)[1](**DEFAULTS.get(model_type, {})).get_text_config()
+    except Exception:  # whatever a foreign configuration raises: `build` says it
+        return False
+    kinds = getattr(config, "layer_types", None) or ()
+    return not {"linear_attention", "conv", "hybrid"}.isdisjoint(kinds)
+
+
 def build(
     model_type: str, *, group: str = "causal", window: int | None = 70, seed: int = 0
 ) -> PreTrainedModel:

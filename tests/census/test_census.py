@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 import transformers
-from diagonal import PLACES
+from diagonal import PLACES, case
 
 from census import run as census
 from census.judge import (
@@ -20,7 +20,8 @@ from census.judge import (
     judge,
     judge_captured,
 )
-from census.shapes import VOCAB, build, model_classes
+from census.shapes import VOCAB, build, model_classes, remembers
+from specdec import Target
 
 PROMPTS = [torch.arange(50) * 7 % 90 + 3, torch.arange(9) * 5 % 90 + 3]
 
@@ -179,6 +180,40 @@ def test_the_worst_window_counts():
 @pytest.mark.parametrize("device", PLACES)
 def test_some_types(model_type, kind, device):
     assert census.verdict_on(census.Case("causal", model_type, "30", device)).kind == kind
+
+
+REMEMBERING = [name for name in model_classes()["causal"] if remembers(name)]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "seed"),
+    [
+        case([name, seed], (name, seed) == ("zamba2", 5))
+        for name in REMEMBERING
+        for seed in census.SEEDS
+    ],
+)
+def test_types_that_remember_are_right_or_refused_whatever_their_weights(model_type, seed):
+    found = census.verdict_on(census.Case("causal", model_type, seed=seed))
+    assert found.kind in (EQUAL, REFUSED), found.remark
+    if (model_type, seed) == ("zamba2", 5):
+        assert "HF differs from itself" in found.remark
+        assert "time_step_limit, (0.001, inf)" in found.remark
+
+
+def test_without_the_limit_of_time_steps_hf_is_itself():
+    model = build("zamba2", seed=5)
+    with pytest.raises(ValueError, match=r"With time_step_limit = \(0.0, float\('inf'\)\) in each"):
+        Target(model)
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = (0.0, float("inf"))
+    Target(model)
+
+
+def test_the_worst_seed_counts():
+    verdicts = {"0": census.Verdict(EQUAL), "4": census.Verdict(REFUSED, "a scan")}
+    assert census.merged(verdicts, "seeds") == census.Verdict(REFUSED, "with seeds of 4: a scan")
 
 
 def test_a_type_that_cannot_be_built_is_said():

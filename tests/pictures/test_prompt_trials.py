@@ -13,8 +13,9 @@ from transformers import GenerationConfig
 
 from specdec import ModelDrafter, SpeculativeGenerator, Target
 from specdec.hf.prompts import TEXT_ONLY
-from specdec.targets import target as target_module
 from specdec.targets.prompt_inputs import PromptChunk, PromptInputs
+from specdec.targets.reading import refuse_prompts
+from specdec.targets.trial import prompts as trial_of_prompts
 
 DIFFERS = "its logits differ from those of HF generate by"
 
@@ -25,8 +26,8 @@ def generate(model, inputs, **options):
 
 def with_inputs(monkeypatch, change):
     """Every prompt is read, and then changed."""
-    read = target_module.inputs_of
-    monkeypatch.setattr(target_module, "inputs_of", lambda *args: change(read(*args)))
+    read = trial_of_prompts.inputs_of
+    monkeypatch.setattr(trial_of_prompts, "inputs_of", lambda *args: change(read(*args)))
 
 
 @pytest.mark.parametrize("name", GRIDS)
@@ -151,7 +152,7 @@ def test_known_types_are_refused_with_the_reason(monkeypatch, kind):
     model = build("llava")
     monkeypatch.setattr(type(model.config), "model_type", kind)
     with pytest.raises(ValueError, match="with pictures, sound or embeddings") as found:
-        target_module.refuse_prompts(model)
+        refuse_prompts(model)
     assert TEXT_ONLY[kind] in str(found.value)
 
 
@@ -160,7 +161,7 @@ def test_a_class_that_generates_in_its_own_way_is_refused(monkeypatch):
     own = type("Own", (type(model),), {"generate": lambda self, **inputs: None})
     monkeypatch.setattr(model, "__class__", own)
     with pytest.raises(ValueError, match=r"a generate\(\) of its own"):
-        target_module.refuse_prompts(model)
+        refuse_prompts(model)
 
 
 WORDS = [
@@ -226,9 +227,9 @@ def test_a_prefix_longer_than_a_sliding_window():
 def test_prompts_of_which_the_decoder_gets_something_else_are_tried_too(monkeypatch):
     """The same inputs by their names; HF makes masks of them where it made none before."""
     model, tried = build("gemma3"), []
-    compare = target_module.compare_prompts
+    compare = trial_of_prompts.compare_prompts
     monkeypatch.setattr(
-        target_module, "compare_prompts", lambda *args: tried.append(1) or compare(*args)
+        trial_of_prompts, "compare_prompts", lambda *args: tried.append(1) or compare(*args)
     )
     generator = SpeculativeGenerator(model, None)
     plain = {"input_ids": torch.tensor([[5, 6, 7, 8, 9]])}

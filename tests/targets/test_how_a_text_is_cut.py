@@ -14,12 +14,13 @@ import torch
 import transformers
 from architectures import VOCAB, build
 from diagonal import diagonal
+from drafting import ragged_prompts
 from torch.nn.utils import parametrize
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 
-from specdec import SpeculativeGenerator, Target
+from specdec import PromptLookupDrafter, SpeculativeGenerator, Target
 from specdec.hf.foreign import has_own_code
 from specdec.hf.forward import code_of
 from specdec.targets.edits import own_attention
@@ -726,3 +727,36 @@ def test_what_dynamo_leaves_in_a_modelling_file_is_nobody_s_own_code(monkeypatch
     assert any(name.startswith("__compiled_fn") for name in file)
     assert not has_own_code(model)
     assert len(code_of([*model.modules()])) == len(expected)
+
+
+def of_size(condition):
+    def hook(module, args, out):
+        return out + VECTOR if condition(*out.shape[:2]) else out
+
+    return hook
+
+
+SIZES = {
+    "the window of a step": (of_size(lambda rows, count: count == 6), (9, 7), 5),
+    "HF's prompt": (of_size(lambda rows, count: count == 23), (23, 7), 2),
+    "our prompt": (of_size(lambda rows, count: count == 22), (23, 7), 2),
+    "rows": (of_size(lambda rows, count: rows == 6), (9,) * 6, 2),
+    "rows that are left": (of_size(lambda rows, count: rows == 6), (9,) * 7, 2),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_hook_that_looks_at_a_size_of_a_call_is_refused_when_the_call_comes(name):
+    hook, lengths, num_draft_tokens = SIZES[name]
+    model = build("llama")
+    model.model.layers[1].register_forward_hook(hook)
+    generator = SpeculativeGenerator(model, PromptLookupDrafter(num_draft_tokens))
+    options = {"max_new_tokens": 9, "eos_token_id": None, "pad_token_id": 0}
+    with pytest.raises(ValueError, match=r"is cut into calls.*model\.layers\.1 has to act alike"):
+        generator.generate(*ragged_prompts(VOCAB, *lengths), **options)
+
+
+def test_a_hook_that_never_meets_its_size_is_run():
+    model = build("llama")
+    model.model.layers[1].register_forward_hook(of_size(lambda rows, count: count == 19))
+    assert is_equal_or_refused(model, SpeculativeGenerator(model, "lookup")) == "equal"

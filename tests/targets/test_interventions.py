@@ -30,6 +30,7 @@ from specdec.evaluation.hf_generate import HFGenerate
 from specdec.graphs.capture import CaptureError
 from specdec.hf.layers import decoder_layers
 from specdec.targets import window_of, wrap_forward
+from specdec.targets.trial import calls
 from specdec.types import Draft
 
 LENGTHS = 17, 3, 1, 9
@@ -653,3 +654,121 @@ def test_a_run_and_explain_say_what_edits_a_target():
     assert found[1.0] != found[2.0]
     plain = evaluate(SpeculativeGenerator(model, "lookup"), [[7, 8, 9]], max_new_tokens=4)
     assert "edits" not in plain.about["run"]["target"]
+
+
+def of_size(condition):
+    """What looks at the numbers of rows and tokens of a forward."""
+    return lambda view, out: out + 2.0 * bool(condition(*out.shape[:2]))
+
+
+def at_a_far_place(view, out):
+    return torch.cat([out[:, :70], out[:, 70:] + 2], dim=1)
+
+
+SIZES = {
+    "a step's window": (of_size(lambda rows, count: count == 6), (8, 3), 5, 2048),
+    "a shorter step": (of_size(lambda rows, count: count == 4), (8, 3), 5, 2048),
+    "the chunk of a prompt": (of_size(lambda rows, count: count == 12), (13, 3), 2, 2048),
+    "chunks of prompts": (of_size(lambda rows, count: count == 6), (9, 3), 2, 6),
+    "later chunks": (of_size(lambda rows, count: count == 9), (20, 3), 2, 10),
+    "long chunks": (of_size(lambda rows, count: count > 64), (90, 3), 2, 2048),
+    "places in long chunks": (at_a_far_place, (90, 3), 2, 2048),
+    "rows": (of_size(lambda rows, count: rows == 6), (4,) * 6, 2, 2048),
+    "rows that are left": (of_size(lambda rows, count: rows == 6), (4,) * 7, 2, 2048),
+    "tokens of all rows": (of_size(lambda rows, count: rows * count > 640), (20,) * 40, 2, 2048),
+    "chunks alone": (
+        lambda view, out: out + 2.0 * window_of(view).is_chunk,
+        (13, 3),
+        2,
+        2048,
+    ),
+}
+
+
+@pytest.mark.parametrize("graphs", [False, pytest.param(True, marks=pytest.mark.swept)])
+@pytest.mark.parametrize("name", SIZES)
+def test_an_edit_that_looks_at_a_size_of_a_call_is_refused_when_the_call_comes(name, graphs):
+    function, lengths, num_draft_tokens, chunk = SIZES[name]
+    target = Target(build("llama"), edits=(around(function),))
+    drafter = PromptLookupDrafter(num_draft_tokens)
+    options = {"prefill_chunk_size": chunk, "graphs": graphs}
+    generator = SpeculativeGenerator(target, drafter, **options)
+    short = torch.tensor([[5, 6]])
+    if "step" not in name and "alone" not in name:
+        assert generator.generate(short, **GREEDY).texts
+    for _ in range(2):  # a refusal is nothing that is remembered as tried
+        with pytest.raises(ValueError, match=r"\(edit\) depend on .* not by .* tokens or rows"):
+            generator.generate(*ragged_prompts(VOCAB, *lengths), **GREEDY)
+
+
+def trials(monkeypatch):
+    """How many windows of calls have been tried, each time."""
+    found, run = [], calls.CallTrial.differences
+    monkeypatch.setattr(
+        calls.CallTrial,
+        "differences",
+        lambda trial: found.append(len(trial._windows)) or run(trial),
+    )
+    return found
+
+
+def test_a_size_is_tried_once_and_a_model_without_edits_never(monkeypatch):
+    model = build("llama")
+    plain = SpeculativeGenerator(model, "lookup")
+    edited = SpeculativeGenerator(Target(model, edits=(steering(vector_for(model)),)), "lookup")
+    found = trials(monkeypatch)
+    texts(plain)
+    assert not found
+    for repeats in (0, 1):
+        texts(edited)
+        assert len(found) == 2 * (1 - repeats)
+        found.clear()
+    edited.generate(IDS[:, 1:], MASK[:, 1:], **GREEDY)  # the longest prompt is shorter
+    assert found == [1]
+
+
+def by_strength(view, out):
+    strength = window_of(view).row_inputs.get("strength")
+    if strength is None:
+        return out
+    out = out.clone()
+    out[:, -1] += strength[:, None]
+    return out
+
+
+def above_one(view, out):
+    strength = window_of(view).row_inputs["strength"]
+    is_strong = (strength > 1).to(out.dtype)[:, None, None]
+    return out + is_strong * out.mean(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("name", ["none", "lookup", "model"])
+def test_an_edit_is_tried_with_what_a_call_brings_for_its_rows(name):
+    model, edit = build("llama"), around(by_strength)
+    edit.row_inputs = ("strength",)
+    target = Target(model, edits=(edit,))
+    generator = SpeculativeGenerator(target, DRAFTERS[name](target))
+    assert texts(generator) == texts(SpeculativeGenerator(model, None))
+    nothing = {"strength": [0.0] * 4}
+    assert texts(generator, row_inputs=nothing) == texts(SpeculativeGenerator(model, None))
+    with pytest.raises(ValueError, match=r"\(edit\) depend on how a text is cut"):
+        texts(generator, row_inputs={"strength": [0.0, 3.0, 0.0, 0.0]})
+
+
+def test_an_edit_that_looks_at_the_values_of_row_inputs_is_tried_with_them():
+    model = build("llama")
+
+    def known(view):
+        def run(forward, *args, **kwargs):
+            has_some = "strength" in window_of(view).row_inputs
+            out = forward(*args, **kwargs)
+            return above_one(view, out) if has_some else out
+
+        wrap_forward(view.model.layers[LAYER], run)
+
+    known.row_inputs = ("strength",)
+    generator = SpeculativeGenerator(Target(model, edits=(known,)), "lookup")
+    weak = {"strength": [1.0, 0.5, 0.0, -1.0]}
+    assert texts(generator, row_inputs=weak) == texts(SpeculativeGenerator(model, None))
+    with pytest.raises(ValueError, match=r"\(known\) depend on how a text is cut"):
+        texts(generator, row_inputs={"strength": [1.0, 0.5, 0.0, 2.0]})

@@ -322,3 +322,37 @@ def test_the_self_test_gives_up_what_is_wrong(name, monkeypatch):
     assert "differs from its plain forward" in note
     monkeypatch.undo()
     assert Target(copy.deepcopy(model_of())).route.edits
+
+
+def test_without_it_a_text_in_bfloat16_is_that_of_hf_to_the_token():
+    model = build("minicpm3", window=None, seed=1)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.2, generator=generator)
+    model = model.to(torch.bfloat16)
+    prompts = [ragged_prompts(VOCAB - 1, length)[0] for length in (9, 40, 24, 13)]
+    options = {**OPTIONS, "max_new_tokens": 30}
+
+    def hf(ids):
+        mask = torch.ones_like(ids)
+        return model.generate(ids, attention_mask=mask, do_sample=False, **options)
+
+    def differing(fuse):
+        generator = SpeculativeGenerator(Target(model, fuse=fuse), None)
+        found = [generator.generate(ids, **options).sequences for ids in prompts]
+        return sum(not ours.equal(text) for ours, text in zip(found, expected, strict=True))
+
+    expected = [hf(ids) for ids in prompts]
+    assert differing(None) == 0
+    assert differing(False) > 0  # the negative control: rounding of equal size, another text
+
+
+def test_without_it_there_is_neither_an_edit_nor_a_note():
+    target = Target(model_of(), fuse=None)
+    assert not target.route.edits
+    assert not any("latents" in note for note in target.notes)
+    assert any("latents" in note for note in Target(model_of()).notes)
+    with pytest.raises(ValueError, match="fuse must be True, False or None"):
+        Target(model_of(), fuse="latents")

@@ -22,7 +22,7 @@ from specdec.targets.route import Route
 from specdec.targets.trial.layer_trace import LayerTrace
 from specdec.targets.trial.plain_run import PlainRun, take
 from specdec.targets.trial.rounding import Differences
-from specdec.targets.trial.witness import NUM_ROWS, trial_texts
+from specdec.targets.trial.witness import trial_texts
 from specdec.targets.views import forward, open_view, open_views, open_window
 
 LONGEST_WINDOW = 64
@@ -38,6 +38,9 @@ NUM_EDITED = 64
 class Trial:
     """Ragged windows of two texts over a cache of garbage, beside the texts' plain forward; with
     edits of the user in the views, beside one window over the whole texts.
+
+    Attributes:
+        length: tokens of each text.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class Trial:
     ):
         windows = route.layer_windows.values()
         sizes = [w.size if isinstance(w, Chunk) else w for w in windows if w is not None]
-        length = _length(model, route, sizes, has_edits=bool(edits))
+        self.length = length = _length(model, route, sizes, has_edits=bool(edits))
         self._tokens = trial_texts(model, length, number)
         if not edits:
             whole = LayerTrace(open_view(model, Route()), route)
@@ -125,24 +128,6 @@ class Trial:
             self._views, tokens, cache, open_window(self._views, cache, slots, **window)
         )[0]
 
-    def batches(self) -> Iterator[Differences]:
-        """The two texts in batches of other sizes, each text at places where it did not stand."""
-        for count in NUM_ROWS:
-            for first in (0, 1):
-                rows = (torch.arange(count, device=self._tokens.device) + first) % 2
-                found = self.plain.difference(self._everything[rows], self._in_batch(rows), rows)
-                yield {f"in a batch of {count} {name}": found[name] for name in found}
-
-    def _in_batch(self, rows: Tensor) -> dict[str, Tensor]:
-        """Everything to compare, of these texts as a batch."""
-        length, route = self._tokens.shape[1], self._views.route
-        cache = route.init_cache(len(rows), length, max_window=length)
-        cache.row_inputs = {name: each[rows] for name, each in self._cache.row_inputs.items()}
-        return self._trace.run(
-            lambda: self._read(self._tokens[rows], cache, self._everything[rows]),
-            lambda name, arrived: self.plain.inputs[name][rows.to(arrived.device)],
-        )
-
     def _spread_garbage(self) -> None:
         """Copies what the first slots hold to all others."""
         length = self._tokens.shape[1]
@@ -160,15 +145,15 @@ def _length(model: PreTrainedModel, route: Route, sizes: list[int], *, has_edits
     length = max([length, *asked(model, "least_tokens", route)])
     limit = position_limit(model.config.get_text_config()) or length
     num_tried = max(route.num_tried, min(NUM_EDITED, limit) if has_edits else 0)
-    return max(min(length, limit), _fitting(model, num_tried))
+    return max(min(length, limit), fitting(model, num_tried))
 
 
-def _fitting(model: PreTrainedModel, length: int) -> int:
-    """So many tokens of two texts, or as many as the states of all layers fit an eighth of the
+def fitting(model: PreTrainedModel, length: int, rows: int = 2) -> int:
+    """So many tokens of each row, or as many as the states of all layers fit an eighth of the
     memory for, several times over.
     """
     config = model.config.get_text_config()
-    size = 2 * 8 * 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize
+    size = rows * 8 * 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize
     return min(length, (memory_bytes(model.device) or 2**33) // (8 * size))
 
 
