@@ -77,9 +77,10 @@ class GenerateOptions(TypedDict, total=False):
             value for each prompt or row. Every target knows `"position_offset"`, an integer >= 0:
             the row's first token stands at this position. A target with LoRA layers of PEFT's knows
             `"adapter"`: the name of the row's, `"__base__"` for none; with Activated LoRA
-            `"alora_offsets"`: how many last tokens of the row's prompt are adapted. A target that reads pictures
-            or sound knows `"prompt"`: what its processor returns for each prompt alone, `None` for
-            text. A drafter names its own (`Drafter.row_inputs`), an edit of the target likewise.
+            `"alora_offsets"`: how many last tokens of the row's prompt are adapted. A target
+            that reads pictures or sound knows `"prompt"`: what its processor returns for each
+            prompt alone, `None` for text. A drafter names its own (`Drafter.row_inputs`), an edit
+            of the target likewise.
     """
 
     max_new_tokens: int
