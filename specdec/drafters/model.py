@@ -290,14 +290,16 @@ def _check_ids(whose: str, ids: Tensor, vocab_size: int) -> None:
 
 
 def _window_options(context: Context, state: ModelDrafterState) -> dict[str, Any]:
-    """Of all forwards of a step: where the rows' texts begin. Behind prompts that take fewer
-    positions than tokens a text stands further back in the target than in a model of text.
+    """Of all forwards of a step: where the rows' texts begin, and Activated LoRA. Behind prompts
+    that take fewer positions than tokens a text stands further back in the target than in a model
+    of text.
     """
-    offset = context.row_inputs.get("position_offset")
-    if offset is None:
-        return {"row_inputs": {}}
-    offset = torch.where(state.offset != 0, state.offset, offset.clamp(min=0))
-    return {"row_inputs": {"position_offset": offset}}
+    given = context.row_inputs
+    offset, activated = given.get("position_offset"), "alora_offsets" in given
+    own = {name: given[name] for name in ("alora_offsets", "prompt_end") if activated}
+    if offset is not None:
+        own["position_offset"] = torch.where(state.offset != 0, state.offset, offset.clamp(min=0))
+    return {"row_inputs": own}
 
 
 def _fit(logits: Tensor, state: ModelDrafterState) -> Tensor:

@@ -51,6 +51,11 @@ class HFGenerate:
                 "HFGenerate runs the model itself, which has none of its target's edits; pass a "
                 "model with hooks that do the same, or evaluate SpeculativeGenerator(target, None)"
             )
+        if "alora_offsets" in self.target.adapter_inputs:
+            raise ValueError(
+                "HFGenerate runs the model inside of its wrapper, where no Activated LoRA begins; "
+                "evaluate SpeculativeGenerator(target, None), or use another adapter"
+            )
         self.drafter, self.sampler = _NotKnown(assistant_model), RejectionSampler()
         self._options = {}
         if assistant_model is not None:  # HF reads these from the assistant's configuration

@@ -93,5 +93,13 @@ GENERATING = "prepare_inputs_for_generation", "_update_model_kwargs_for_generati
 def foreign_method(model: PreTrainedModel, name: str) -> bool:
     """Whether a method of a model is none of transformers'."""
     method = getattr(model, name, None)
-    home = home_of(getattr(method, "__func__", method))
-    return method is not None and not home.startswith(("transformers.", "torch."))
+    return method is not None and not is_of_hf(method)
+
+
+def is_of_hf(method: object) -> bool:
+    """Whether a method is transformers', and so is all that wraps it, but for torch's `no_grad`."""
+    function = getattr(method, "__func__", method)
+    home, inner = home_of(function), getattr(function, "__wrapped__", None)
+    if inner is None:
+        return home.startswith("transformers.")
+    return home.startswith(("transformers.", "torch.")) and is_of_hf(inner)

@@ -27,8 +27,7 @@ def cache_argument(model: PreTrainedModel) -> str:
     Raises:
         ValueError: it has none of the names that are known.
     """
-    # Of the class: an instance's forward may have been replaced by a function of any arguments.
-    parameters = inspect.signature(type(model).forward).parameters
+    parameters = forward_arguments(model)
     for name in CACHES:
         if name in parameters:
             return name
@@ -40,7 +39,23 @@ def cache_argument(model: PreTrainedModel) -> str:
 
 def takes_positions(model: PreTrainedModel) -> bool:
     """Whether a model's forward can be told where tokens stand."""
-    return "position_ids" in inspect.signature(type(model).forward).parameters
+    return "position_ids" in forward_arguments(model)
+
+
+def forward_arguments(model: nn.Module) -> frozenset[str]:
+    """Names that a model's forward takes: of its class, since an instance's forward may have been
+    replaced by a function of any arguments. A class of somebody's own with `**kwargs` passes what
+    it does not name on to the class that it is derived from.
+    """
+    names: set[str] = set()
+    for kind in type(model).__mro__:
+        if forward := vars(kind).get("forward"):
+            parameters = inspect.signature(forward).parameters
+            names.update(parameters)
+            is_open = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+            if kind.__module__.startswith("transformers.") or not is_open:
+                break
+    return frozenset(names)
 
 
 def without_renaming(forward: Callable) -> Callable:

@@ -9,7 +9,7 @@ import inspect
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from specdec.hf.forward import CACHES
+from specdec.hf.forward import CACHES, forward_arguments
 
 _CONTROLS = {
     *("input_ids", "attention_mask", "position_ids", "cache_position", "labels", "self"),
@@ -26,7 +26,7 @@ def prompt_inputs(model: PreTrainedModel) -> set[str]:
     """
     kind = type(model)
     taken = inspect.signature(kind.prepare_inputs_for_generation).parameters.keys()
-    taken |= inspect.signature(kind.forward).parameters.keys()
+    taken |= forward_arguments(model)
     found = {
         name
         for name in taken - _CONTROLS

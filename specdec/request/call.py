@@ -150,6 +150,8 @@ def read_request(
     """A call with `GenerateOptions`, resolved by HF once they are checked for what HF would ignore
     or take for something else.
     """
+    if target.fault_of_generate:
+        target.refuse_own_generate()
     input_ids, attention_mask, options = _unpack(target, input_ids, attention_mask, options)
     has_more = not options.keys() <= GenerateOptions.__annotations__.keys()
     beside = native(target, options) if has_more else None
@@ -174,6 +176,8 @@ def read_request(
         **{"tokenizer": given.get("tokenizer"), "of_rows": of_rows, "alone": alone},
         **{"passed": passed, "beside": beside, **own},
     )
+    if target.fault_of_generate:  # of the model as it is now, which `request_of` looks at
+        target.refuse_own_generate()
     if "seed" in own and request.seeds is None:
         from specdec.request.hints import warn_of_seed
 
@@ -234,6 +238,8 @@ def request_of(
     if beside is not None and alone is None and beside.is_embedded(input_ids):
         max_length += padded.shape[1]  # through the hook HF counts ids
     rows, room = len(lengths), max_length - padded.shape[1]
+    if "alora_offsets" in target.adapter_inputs:
+        row_inputs = target.activation(tokens, lengths, row_inputs)
     inputs = _row_inputs(target, row_inputs, rows, added)
     _check_room(target, lengths, room, inputs)
     history, logits_filter = split_warpers(processors, config)

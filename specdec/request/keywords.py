@@ -78,9 +78,11 @@ class GenerateOptions(TypedDict, total=False):
         row_inputs: what target and drafter read of each row, by name: tensors or sequences with a
             value for each prompt or row. Every target knows `"position_offset"`, an integer >= 0:
             the row's first token stands at this position. A target with LoRA layers of PEFT's knows
-            `"adapter"`: the name of the row's, `"__base__"` for none. A target that reads pictures
-            or sound knows `"prompt"`: what its processor returns for each prompt alone, `None` for
-            text. A drafter names its own (`Drafter.row_inputs`), an edit of the target likewise.
+            `"adapter"`: the name of the row's, `"__base__"` for none; with Activated LoRA
+            `"alora_offsets"`: how many last tokens of the row's prompt are adapted. A target
+            that reads pictures or sound knows `"prompt"`: what its processor returns for each
+            prompt alone, `None` for text. A drafter names its own (`Drafter.row_inputs`), an edit
+            of the target likewise.
     """
 
     max_new_tokens: int | None

@@ -16,6 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from specdec.arguments import check_choice, check_integer
 from specdec.graphs.tree import modules_of, weight_addresses
+from specdec.hf.foreign import foreign_method
 from specdec.hf.forward import device_of, is_prefix_lm
 from specdec.hf.layers import decoder_layers
 from specdec.hf.positions import position_limit
@@ -26,7 +27,7 @@ from specdec.targets.edits.layers import only_layers
 from specdec.targets.features import check_layers
 from specdec.targets.route import Route
 from specdec.targets.views import Views, forward, open_views, open_window
-from specdec.targets.watch import Surface, hooks_of, structure
+from specdec.targets.watch import Surface, hooks_of, structure, without_activation
 from specdec.targets.wrappers import (
     refuse_adapters_by_row,
     refuse_training,
@@ -55,6 +56,10 @@ class SlotModel:
 
     Attributes:
         model: the HF model, without wrappers.
+        outer: what the user has handed over: the model, or what is around it.
+        adapter_inputs: names of what a call may bring for PEFT's layers, where there are some.
+        fault_of_generate: why a call of the generator's own would write other text than `generate`
+            of the model's class does; `None` for no reason. Through HF's hook it does not.
         route: how it is run, as its self-test found it: another object after each self-test.
         vocab_size: V of the logits.
         max_positions: longest sequence that the model has positions for; `None` for no limit.
@@ -74,6 +79,7 @@ class SlotModel:
 
     def __init__(self, model: nn.Module, *, fuse: bool | None = False, edits: Sequence[Edit] = ()):
         self.model, self._fuse, self.edits = unwrap(model), fuse, check_edits(edits)
+        self.outer = model
         self.feature_layers: tuple[FeatureLayer, ...] = ()
         self.layers: tuple[int, ...] | None = None
         self.refresh()
@@ -103,10 +109,21 @@ class SlotModel:
             from specdec.targets.trial.users_code import try_edits
 
             try_edits(tried, route, self.edits)
+        fault = None
+        if self.outer is not model or foreign_method(model, "generate"):
+            from specdec.targets.trial.outer import fault_of_outer
+
+            fault = fault_of_outer(self.outer, model, route)
+        self.fault_of_generate = fault
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
         self.max_positions = position_limit(self.config)
         self._structure, self._surface = structure(model), Surface(model)
+        self.adapter_inputs: tuple[str, ...] = ()
+        if self._structure[1]:
+            from specdec.targets.edits.adapters import inputs_of
+
+            self.adapter_inputs = inputs_of(model)
         self.num_handles, self.hooks = RemovableHandle.next_id, hooks_of(modules_of(model))
         self._dtype = model.dtype
         self.route: Route = route
@@ -242,7 +259,16 @@ class SlotModel:
         tried = self.route.num_tried
         is_long = 0 < tried < length_to_try(num_tokens, self.max_positions)
         if self._surface is None or is_long or self._surface.has_changed(self.model):
-            self.refresh(num_tokens=max(num_tokens, tried // 2))
+            with without_activation(modules):
+                self.refresh(num_tokens=max(num_tokens, tried // 2))
+
+    def refuse_own_generate(self) -> None:
+        """Raises `ValueError` where calls of a generator's own would not write what `generate` of
+        the model as it is now writes.
+        """
+        self.check_unchanged()
+        if self.fault_of_generate:
+            raise ValueError(self.fault_of_generate)
 
     def has_other_hooks(self) -> bool:
         """Whether hooks were registered or removed since the model was tried."""
@@ -416,9 +442,23 @@ class Target(SlotModel):
         """Names of what a call may bring for each row: `"adapter"` where PEFT has layers in it, and
         what edits declare.
         """
-        own = ("adapter",) if self._structure[1] else ()
         of_edits = (name for edit in self.edits for name in getattr(edit, "row_inputs", ()))
-        return tuple(dict.fromkeys(("position_offset", *own, *of_edits)))
+        return tuple(dict.fromkeys(("position_offset", *self.adapter_inputs, *of_edits)))
+
+    def activation(
+        self, tokens: Tensor, lengths: Sequence[int], given: Mapping[str, Any] | None
+    ) -> Mapping[str, Any] | None:
+        """What a call brought for each row, with where Activated LoRA of PEFT's begins in prompts.
+
+        Args:
+            tokens: `[B, L]`, each row's prompt from the first column on.
+            lengths: tokens of each prompt.
+            given: `row_inputs` of the call.
+        """
+        from specdec.targets.edits.adapters import activation
+
+        prompts = [row[:n] for row, n in zip(tokens.tolist(), lengths, strict=True)]
+        return {**activation(self.outer, self.model, prompts), **(given or {})}
 
     @torch.inference_mode()
     def adapter_indices(self, names: Sequence[str]) -> list[int]:

@@ -7,7 +7,6 @@ with it.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.graphs.tree import weight_addresses
-from specdec.hf.forward import cache_argument
+from specdec.hf.forward import cache_argument, forward_arguments
 from specdec.hf.layers import ATTENTION_FIELD, Streams, decoder_layers, set_implementation
 from specdec.hf.positions import position_limit
 from specdec.slots.attention import window_mask
@@ -84,7 +83,7 @@ def open_views(
     if of_chunks != route.edits:
         chunk = open_view(model, replace(route, edits=of_chunks), feature_layers, edits)
     stored_anew = [module for edit in route.edits for module in edit.stored_anew(model)]
-    arguments = frozenset(inspect.signature(type(model).forward).parameters)
+    arguments = forward_arguments(model)
     limit = position_limit(model.config.get_text_config())
     names = arguments, cache_argument(model)
     places = stored_anew, weight_addresses(*stored_anew)
@@ -180,8 +179,8 @@ def forward(
     if views.route.attention is None and views.max_positions is not None:
         # Tables of biases and masks, as of MPT and GPT-Neo, have a column for each position.
         window.num_attended = min(window.num_attended, views.max_positions)
-    kept, cuts_logits = window.logits_to_keep, "logits_to_keep" in views.arguments
-    if cuts_logits:
+    kept = window.logits_to_keep
+    if "logits_to_keep" in views.arguments:
         inputs["logits_to_keep"] = kept if kept is not None else _no_logits(views, view)
     if views.route.attention is None:
         inputs["attention_mask"] = window_mask(window, tokens.shape[1], view.dtype)
@@ -192,7 +191,7 @@ def forward(
         logits = view(**inputs).logits
     finally:
         view.running.window = None
-    if kept and not cuts_logits:
+    if kept and logits.shape[1] > kept:  # its forward does not take the number, or drops it
         logits = logits[:, -kept:]
     if not views.feature_layers:
         return logits, None

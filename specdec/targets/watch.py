@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 from torch import nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
@@ -69,11 +71,40 @@ class Surface:
 
 def hooks_of(modules: Sequence[nn.Module]) -> list[tuple[dict, dict]]:
     """The dictionaries of hooks of these modules, and of all, that are not empty, each with a copy
-    of itself as it is now.
+    of itself as it is now, but for hooks of one call (`activation_in`).
     """
     held = [(m._forward_hooks, m._forward_pre_hooks) for m in modules]
     everywhere = _global_forward_hooks, _global_forward_pre_hooks
-    return [(hooks, dict(hooks)) for pair in (everywhere, *held) for hooks in pair if hooks]
+    found = [hooks for pair in (everywhere, *held) for hooks in pair if hooks]
+    own = [{n: h for n, h in hooks.items() if activation_in(h) is None} for hooks in found]
+    return [pair for pair in zip(found, own, strict=True) if pair[1]]
+
+
+ACTIVATED = "alora_offsets"
+"""PEFT's keyword of Activated LoRA, and the row input of that name."""
+
+
+def activation_in(hook: object) -> list[int | None] | None:
+    """What PEFT's `generate` says to layers of Activated LoRA by a hook of one call, which does not
+    change the model: private views are told by a row input.
+    """
+    return hook.keywords.get(ACTIVATED) if isinstance(hook, partial) else None
+
+
+@contextmanager
+def without_activation(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Without such hooks, which are of the rows of one call."""
+    before = [(m._forward_pre_hooks, dict(m._forward_pre_hooks)) for m in modules]
+    for hooks, kept in before:
+        for number, hook in kept.items():
+            if activation_in(hook) is not None:
+                del hooks[number]
+    try:
+        yield
+    finally:
+        for hooks, kept in before:
+            hooks.clear()
+            hooks.update(kept)
 
 
 def copied_values(config: object) -> object:

@@ -24,8 +24,8 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
     """The HF model inside `torch.compile` and PEFT wrappers, or the model itself.
 
     A compiled model is decoded uncompiled: the loop runs a view of its modules, which shares its
-    weights. Of a `PeftModel` the base model is decoded, into whose layers PEFT has put the adapters
-    that are active (LoRA and its kin).
+    weights. Of a wrapper of PEFT's the base model is decoded, into whose layers PEFT has put the
+    adapters that are active (LoRA and its kin). Whether that is all of it shows in the self-test.
 
     Args:
         model: as the user has it.
@@ -39,7 +39,9 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
         return unwrap(model._orig_mod)
     if isinstance(model, PreTrainedModel):
         return model
-    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+    has_adapters = isinstance(model, nn.Module) and hasattr(model, "peft_config")
+    inside = (m for m in model.modules() if isinstance(m, PreTrainedModel)) if has_adapters else ()
+    for own in inside:
         for name, config in model.peft_config.items():
             if getattr(config, "is_prompt_learning", False):
                 raise ValueError(
@@ -47,7 +49,7 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
                     "the text, which the base model does not see; use HF generate, or an adapter "
                     "inside the layers (LoRA)"
                 )
-        return unwrap(model.get_base_model())
+        return own
     if isinstance(model, str):
         raise TypeError(
             f"expected a Hugging Face PreTrainedModel, got {model!r}; load it first: "

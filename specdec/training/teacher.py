@@ -3,7 +3,6 @@
 Legend: B rows, T tokens, F width of all features together, V vocabulary, Vd ids of the head.
 """
 
-import inspect
 from types import SimpleNamespace
 from typing import NamedTuple, Self
 
@@ -13,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from specdec import processes
+from specdec.hf.forward import forward_arguments
 from specdec.targets.features import Features
 from specdec.targets.view import private_view
 from specdec.targets.views import catch_features
@@ -110,7 +110,7 @@ class Teacher:
         """In the forward of another process's rows, of which nothing is kept."""
         head = self.target.get_output_embeddings()
         is_whole = head is not None and not any(isinstance(w, DTensor) for w in head.parameters())
-        takes = "logits_to_keep" in inspect.signature(type(self.target).forward).parameters
+        takes = "logits_to_keep" in forward_arguments(self.target)
         # A vocabulary head in parts needs all processes for all rows.
         fewest = {"logits_to_keep": 1} if is_whole and takes else {}
         self._view(input_ids=ids, use_cache=False, **fewest)

@@ -175,8 +175,9 @@ def rows_of(
 ) -> list[RowText]:
     """The texts of a call's rows, each with its offset, its adapter and its inputs."""
     adapters, inputs = ((row_inputs or {}).get(n) or repeat(None) for n in ("adapter", "prompt"))
-    offsets = offsets_among(request.row_inputs)
-    each = zip(prompts, texts, offsets, adapters, inputs, strict=False)
+    offsets, activated = offsets_among(request.row_inputs), request.row_inputs.get("alora_offsets")
+    activated = repeat(0) if activated is None else activated.tolist()
+    each = zip(prompts, texts, offsets, adapters, activated, inputs, strict=False)
     return [RowText([*p, *t], len(p), *own) for p, t, *own in each]
 
 

@@ -36,6 +36,7 @@ class RowText:
         start: tokens of the prompt.
         offset: position of its first token.
         adapter: PEFT's name of its adapter; `None` for those that are active.
+        activated: how many tokens of the prompt Activated LoRA reads; 0 for none.
         prompt: what the model's processor makes of the prompt, where it is more than ids.
     """
 
@@ -43,6 +44,7 @@ class RowText:
     start: int
     offset: int = 0
     adapter: str | None = None
+    activated: int = 0
     prompt: Mapping[str, Any] | None = None
 
 
@@ -68,7 +70,7 @@ class Witness:
         if text.prompt is not None:
             return self._led(text)
         ids = torch.tensor([list(text.ids)], device=device_of(self.model))
-        with _adapter(self.model, text.adapter):
+        with _adapted(self.model, text):
             own = self._positions(text, 0, ids.shape[1])
             logits = self.model(input_ids=ids, use_cache=False, **own).logits
         return self._cut(logits[0, text.start - 1 : -1])
@@ -83,12 +85,12 @@ class Witness:
         ids = torch.tensor([list(text.ids)], device=device_of(self.model))
         past = {cache_argument(self.model): DynamicCache(config=self.model.config)}
         found, at = [], 0
-        with _adapter(self.model, text.adapter):
-            for piece in [ids[:, : text.start], *ids[:, text.start : -1].split(self.piece, dim=1)]:
-                if piece.numel():
-                    own = self._positions(text, at, piece.shape[1])
+        for piece in [ids[:, : text.start], *ids[:, text.start : -1].split(self.piece, dim=1)]:
+            if piece.numel():
+                own = self._positions(text, at, piece.shape[1])
+                at += piece.shape[1]
+                with _adapted(self.model, text, len(text.ids) - at):
                     found.append(self.model(input_ids=piece, use_cache=True, **past, **own).logits)
-                    at += piece.shape[1]
         return self._cut(torch.cat([found[0][0, -1:], *(logits[0] for logits in found[1:])]))
 
     def rounding(self, text: RowText, one: Tensor, other: Tensor | None = None) -> float:
@@ -126,7 +128,7 @@ class Witness:
         options |= {"return_dict_in_generate": True, "output_logits": True, "eos_token_id": None}
         own = copy.copy(self.model)
         own.generation_config = GenerationConfig()
-        with _adapter(self.model, text.adapter):
+        with _adapted(self.model, text):
             out = type(own).generate(own, **inputs, **options, logits_processor=[lead])
         return self._cut(torch.cat(out.logits))
 
@@ -165,21 +167,29 @@ def moved(logits: Tensor, token: int, by: float) -> Tensor:
 
 
 @contextmanager
-def _adapter(model: nn.Module, name: str | None) -> Iterator[None]:
-    """All LoRA layers of PEFT's compute with one adapter, as under PEFT's `adapter_names=`."""
+def _adapted(model: nn.Module, text: RowText, num_left: int = 0) -> Iterator[None]:
+    """All LoRA layers of PEFT's compute with one adapter, as under PEFT's `adapter_names=`, or from
+    an activation on, as under its `alora_offsets=`, in forwards that leave out so many last tokens.
+    """
+    name, options = text.adapter, {}
+    if name is not None:
+        options["adapter_names"] = [name]
+    if text.activated:
+        behind = len(text.ids) - num_left - text.start
+        options["alora_offsets"] = [max(text.activated + behind, 0)]
     with ExitStack() as stack:
-        if name is not None:
+        if options:
             from peft.tuners.lora import LoraLayer
 
             layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
             if not layers:
                 raise ValueError(
-                    f"a row has the adapter {name!r}, and {type(model).__name__} has no LoRA "
+                    f"a row has an adapter ({options}), and {type(model).__name__} has no LoRA "
                     "layers; pass a reference with the target's adapters"
                 )
             for layer in layers:
                 hook = layer.register_forward_pre_hook(
-                    lambda _, args, options: (args, {**options, "adapter_names": [name]}),
+                    lambda _, args, given: (args, {**given, **options}),
                     with_kwargs=True,
                 )
                 stack.callback(hook.remove)

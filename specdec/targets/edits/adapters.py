@@ -1,8 +1,9 @@
 """An adapter for each row: the plain LoRA layers of PEFT, in which every row of a batch gets the
-product of its own adapter.
+product of its own adapter; and Activated LoRA, which begins at a token of each row's prompt.
 
 PEFT sorts the rows of a batch by the names of their adapters, in Python. Here adapters are numbered
-and a tensor holds the number of each row, so that steps can be captured. 0 is the base model.
+and a tensor holds the number of each row, so that steps can be captured. 0 is the base model. Where
+Activated LoRA begins is a number of each row, too.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from specdec.arguments import shown
 from specdec.targets.edits.edit import Running
 from specdec.targets.view import wrap_forward
+from specdec.targets.watch import ACTIVATED, activation_in
 
 _INSTEAD = "generate with one adapter at a time (model.set_adapter, then generator.refresh())"
 
@@ -82,6 +85,76 @@ def edit(view: nn.Module, attention: str | None = None) -> None:
     names = _names(layers.values())
     for path, layer in layers.items():
         wrap_forward(layer, partial(_forward, view.running, path, layer, names))
+    for layer in activated_layers(view):
+        own = layer.lora_variant.items()
+        layer.lora_variant = {n: Activated(view.running) if _is_activated(v) else v for n, v in own}
+
+
+def inputs_of(model: nn.Module) -> tuple[str, ...]:
+    """Names of what a call may bring for each row."""
+    return ("adapter", ACTIVATED) if activated_layers(model) else ("adapter",)
+
+
+def activated_layers(model: nn.Module) -> list[nn.Module]:
+    """Layers of PEFT's with an adapter of Activated LoRA."""
+    layers = _layers_of_peft(model).values()
+    return [m for m in layers if any(map(_is_activated, getattr(m, "lora_variant", {}).values()))]
+
+
+def _is_activated(variant: object) -> bool:
+    return type(variant).__name__ == "ALoraLinearVariant"
+
+
+def activation(
+    outer: nn.Module, model: nn.Module, prompts: Sequence[Sequence[int]]
+) -> dict[str, list[int]]:
+    """Row inputs of a model with Activated LoRA: how many tokens at the end of each row's prompt
+    are adapted, as are all after them; 0 for none.
+
+    Args:
+        outer: what the user handed over, a `PeftModel` or another wrapper of `model`.
+        model: the HF model inside.
+        prompts: ids of each row.
+    """
+    hooks = activated_layers(model)[0]._forward_pre_hooks.values()
+    found = next(filter(None, map(activation_in, hooks)), None)  # inside of PEFT's generate
+    if found is None:
+        if not hasattr(outer, "active_peft_config"):  # whose own generate activates nothing
+            return {ACTIVATED: [0] * len(prompts)}
+        from peft.tuners.lora.variants import get_alora_offsets_for_generate as find
+
+        each = (find(outer, input_ids=torch.tensor([prompt])) for prompt in prompts)
+        found = [own["alora_offsets"][0] if ACTIVATED in own else 0 for own in each]
+    copies = max(len(prompts) // len(found), 1)
+    return {ACTIVATED: [number or 0 for number in found for _ in range(copies)]}
+
+
+class Activated:
+    """In a private view, what PEFT's `ALoraLinearVariant` is in a model: it adapts the tokens from
+    the activation of their row on, where a call says when that is.
+    """
+
+    def __init__(self, running: Running):
+        self._running = running
+
+    def forward(
+        self, layer: nn.Module, active_adapter: str, x: Tensor, result: Tensor, **_: object
+    ) -> Tensor:
+        """`[B, N, out]`; arguments as of PEFT's variants."""
+        window = self._running.window
+        if window is None or ACTIVATED not in window.row_inputs:
+            return result
+        window = window.on(x.device)
+        number = window.row_inputs[ACTIVATED][:, None]
+        is_on = (number > 0) & (window.since_prompt > -number)  # [B, N]
+        if x.shape[:-1] != is_on.shape:
+            raise ValueError(
+                f"Activated LoRA needs layers that read each row by itself, and {type(layer)} gets "
+                f"{list(x.shape)} for a window of {list(is_on.shape)}; use the model's own generate"
+            )
+        down, up = layer.lora_A[active_adapter], layer.lora_B[active_adapter]
+        added = up(down(x.to(down.weight.dtype))) * layer.scaling[active_adapter]
+        return (result + added.where(is_on[..., None], 0)).to(result.dtype)
 
 
 def _forward(running: Running, path: str, layer: nn.Module, names, forward: Callable, x, **own):

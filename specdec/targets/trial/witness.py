@@ -9,13 +9,14 @@ of magnitude more than rounding.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdec.hf.foreign import is_of_hf
 from specdec.hf.forward import CACHES, cache_argument, device_of, takes_positions
 from specdec.hf.prompts import special_tokens
 
@@ -45,7 +46,7 @@ def read_whole(model: PreTrainedModel, tokens: Tensor) -> Tensor:
         ValueError: the call raises an error.
     """
     try:
-        with _as_it_was(model):
+        with as_it_was(model):
             return model._call_impl(input_ids=tokens, use_cache=False).logits
     except Exception as error:
         found = f"its own plain forward raises {type(error).__name__}: {error}"
@@ -72,7 +73,7 @@ def read_in_steps(
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
     inputs, logits, start = {"use_cache": True}, [], 0
     try:
-        with _as_it_was(model):
+        with as_it_was(model):
             for part in parts:
                 if takes_positions(model):
                     inputs["position_ids"] = positions[:, start : start + part.shape[1]]
@@ -108,22 +109,30 @@ def read_padded(model: PreTrainedModel, tokens: Tensor) -> Tensor | None:
     if takes_positions(model):
         inputs["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)
     try:
-        with _as_it_was(model):
+        with as_it_was(model):
             return model._call_impl(**inputs).logits[1:, 2:]
     except Exception:
         return None
 
 
+def generate_of(model: PreTrainedModel) -> Callable:
+    """`generate` of the first class of a model that has one of transformers'. What somebody's own
+    does beside is held against it by `fault_of_outer`.
+    """
+    kinds = (vars(kind).get("generate") for kind in type(model).__mro__)
+    return next(generate for generate in kinds if generate is not None and is_of_hf(generate))
+
+
 def generated(model: PreTrainedModel, tokens: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Texts `[2, n]` that `generate` of the model's class writes after two others, and the logits
-    `[2, 3, V]` that it chose from; `None` where it raises an error, as of a model without it.
+    """Texts `[2, n]` that HF's `generate` writes after two others by the methods of the model, and
+    the logits `[2, 3, V]` that it chose from; `None` where it raises an error, or is not there.
     """
     options = {"max_new_tokens": NUM_STEPS, "do_sample": False, "eos_token_id": None}
     options |= {"return_dict_in_generate": True, "output_logits": True, "pad_token_id": 0}
     options["attention_mask"] = torch.ones_like(tokens)
     try:
-        with _as_it_was(model):
-            out = type(model).generate(model, tokens, **options)
+        with as_it_was(model):
+            out = generate_of(model)(model, tokens, **options)
         return out.sequences, torch.stack(out.logits, dim=1)
     except Exception:
         return None
@@ -161,7 +170,7 @@ def _rounding_of(logits: Tensor) -> float:
 
 
 @contextmanager
-def _as_it_was(model: PreTrainedModel) -> Iterator[None]:
+def as_it_was(model: PreTrainedModel) -> Iterator[None]:
     """Runs compiled code as it was written, and takes back what forwards note down in modules. The
     model itself is run by `_call_impl`, past what `model.compile()` has put before it.
     """
