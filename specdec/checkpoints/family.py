@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -108,12 +108,3 @@ def recognise(
         if why := layout.mark(clues):
             return Source(layout.producer, layout.kind, str(why), layout=layout)
     return None
-
-
-def refuse_unsupported(fields: ConfigFields, complaints: Iterable[tuple[bool, str]]) -> None:
-    """Raises `ValueError` with what a checkpoint needs and the library does not have: the messages
-    of all pairs (condition, message) that hold, if there are any.
-    """
-    found = [text for is_so, text in complaints if is_so]
-    if found:
-        raise ValueError(f"{fields.origin}: not supported: {'; '.join(found)}")

@@ -58,9 +58,10 @@ def _language_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 def known_keys(kind: type[PreTrainedConfig]) -> set[str]:
     """Keys that a configuration's class reads; it keeps all others as they are."""
-    rope = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"}
+    found = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"}
+    found |= {"per_layer_config"}  # how HF writes what differs between layers
     said = (getattr(each, "__annotations__", {}) for each in kind.__mro__)
-    return rope.union(kind.attribute_map, signature(kind).parameters, *said)
+    return found.union(kind.attribute_map, signature(kind).parameters, *said)
 
 
 def text_fields(fields: ConfigFields) -> ConfigFields:
