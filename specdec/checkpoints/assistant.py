@@ -10,7 +10,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from specdec.checkpoints.family import Family, Source, Translation
 from specdec.checkpoints.files import CheckpointFolder
-from specdec.checkpoints.hf_layers import text_fields
+from specdec.checkpoints.hf_layers import known_keys, text_fields
 from specdec.drafters.assistant import (
     CENTROIDS,
     EMBEDDINGS,
@@ -44,9 +44,9 @@ def translate(
         config = AssistantConfig.of(hf)
     except Exception as error:  # HF raises errors of many kinds for values it cannot take
         raise ValueError(f"{keys.origin}: {type(error).__name__}: {one_line(error)}") from error
-    for key in (*keys.raw, *text.raw):  # HF's class has read them
-        keys.get(key)
-        text.get(key)
+    # HF's classes have read what they know.
+    keys.accept({*known_keys(type(hf))} - {"text_config"})
+    text.accept(known_keys(type(hf.get_text_config())))
     if target is not None:
         check_target(target, config.hidden_size, config.vocab_size, what=keys.origin)
     tensors = {name.removeprefix(CENTROIDS): tensor for name, tensor in folder.tensors().items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 LIMITS = {"num_hidden_layers": 64, "max_position_embeddings": 2**31}
@@ -25,15 +25,29 @@ class ConfigFields:
         self.origin = origin
         self.notes: list[str] = []
         self._read: set[str] = set()
+        self._whole: set[str] = set()
         self._sections: dict[str, ConfigFields] = {}
 
     @property
-    def unread(self) -> set[str]:
-        """Keys that no call has looked up; those of sections as `section.key`."""
-        nested = {
-            f"{name}.{key}" for name, section in self._sections.items() for key in section.unread
-        }
-        return (self.raw.keys() - self._read) | nested
+    def unread(self) -> dict[str, Any]:
+        """Keys that no call has looked up, with their values; those of sections as `section.key`.
+        Null and what is empty say nothing.
+        """
+        found: dict[str, Any] = {}
+        for name, value in self.raw.items():
+            if name in self._whole:
+                continue
+            if isinstance(value, dict):
+                inner = self.section(name).unread
+                found |= {f"{name}.{key}": value for key, value in inner.items()}
+            elif name not in self._read and value not in (None, []):
+                found[name] = value
+        return found
+
+    def accept(self, names: Iterable[str]) -> None:
+        """Some keys count as read, sections with all that is in them."""
+        for place, name in map(self.at, names):
+            place._whole.add(name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of any type, or `default` where it is absent or null."""
@@ -114,3 +128,7 @@ class _TwoPlaces(ConfigFields):
                 f"{repr(second)[:80]} as {self._name}.{inner}; keep one of them"
             )
         return next((value for value in (first, second) if value is not None), default)
+
+    def section(self, name: str) -> ConfigFields:
+        """See `ConfigFields.section`."""
+        return self._top.section(name)

@@ -47,7 +47,7 @@ XPRESS = _part(
     {"rank": "xpress_rank", "mlp_ratio": "xpress_mlp_ratio"},
     mark=lambda names: "correction.mix_l" in names,
     tensors=(Named({"refiner_head.": "correction."}),),
-    inert=("num_jacobi_passes",),  # how engines approach what is computed here
+    inert={"num_jacobi_passes": ...},  # how engines approach what is computed here
 )
 SELECTOR = _part(
     "DFlash 2",
@@ -100,8 +100,7 @@ def convolution(reading: Reading) -> Convolution | None:
 def read_part(part: Layout, reading: Reading) -> Any:
     """The sizes of a part."""
     own = Reading(part, reading.either, reading.tensors)
-    for key in part.inert:
-        own.fields.get(key)
+    reading.fields.accept(place for key in part.inert for place in (key, f"dflash_config.{key}"))
     return part.config(**{name: own[name] for name in part.fields})
 
 

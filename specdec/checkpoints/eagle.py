@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 from specdec.checkpoints.eagle_layouts import EAGLES
-from specdec.checkpoints.family import Family, Source, recognise
-from specdec.checkpoints.feature_heads import canonical, translate
-from specdec.checkpoints.files import CheckpointFolder
+from specdec.checkpoints.feature_heads import family_of_layouts
 from specdec.checkpoints.layer_ids import CONVENTIONS
-from specdec.checkpoints.marks import Clues
-from specdec.checkpoints.refusals import other_designs
-from specdec.drafters.eagle import EagleConfig, EagleDrafter, EagleHead
+from specdec.drafters.eagle import EagleDrafter, EagleHead
 
-
-def detect(folder: CheckpointFolder) -> Source | None:
-    """The producer: `"SafeAILab"` (yuhuili), `"SpecForge"` (lmsys), `"speculators"` (RedHatAI),
-    `"NVIDIA"` (Model-Optimizer), `"DeepSpec"`, or `"vLLM"`: names and keys as vLLM reads them,
-    without a mark of the producer. The kind is `"EAGLE-1"` (and 2) or `"EAGLE-3"`.
-    """
-    folder.fields.section("eagle_config")  # an object, or an error
-    source, clues = recognise(folder, EAGLES, canonical), Clues(folder, canonical)
-    is_other = any(is_so for is_so, _ in other_designs(folder.fields, clues.eagle))
-    return source and source._replace(is_sure=not is_other)
-
-
-EAGLE = Family(
-    name="EAGLE",
+EAGLE = family_of_layouts(
+    "EAGLE",
+    EAGLES,
+    EagleDrafter,
+    EagleHead,
     marks="tensors midlayer.*, layers.0.hidden_norm, or fc beside layers.0.*",
-    detect=detect,
-    translate=translate,
-    drafter=EagleDrafter,
-    head=EagleHead,
+    yields=True,
     options={
         "layer_convention": CONVENTIONS,
         "feature_layers": (),
@@ -39,9 +23,11 @@ EAGLE = Family(
         "feedback_norm": (True, False),
         "sees_pictures": (True, False),
     },
-    config=EagleConfig,
 )
-"""EAGLE-1, EAGLE-2 and EAGLE-3.
+"""EAGLE-1, EAGLE-2 and EAGLE-3. The producer is `"SafeAILab"` (yuhuili), `"SpecForge"` (lmsys),
+`"speculators"` (RedHatAI), `"NVIDIA"` (Model-Optimizer), `"DeepSpec"`, `"AngelSlim"`, or `"vLLM"`:
+names and keys as vLLM reads them, without a mark of the producer. The kind is `"EAGLE-1"` (and 2)
+or `"EAGLE-3"`.
 
 The options are what a caller may know better than a checkpoint's configuration says.
 `layer_convention`: explicit layer ids are `"hidden_state"` or `"layer_output"` numbers, whatever

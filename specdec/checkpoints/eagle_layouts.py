@@ -7,11 +7,12 @@ keys with other meanings (`norm_output`, layer ids).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from specdec.checkpoints import file_parts, limits, refusals, rules
+from specdec.checkpoints import file_parts, rules
 from specdec.checkpoints.layout import Key, Layout
 from specdec.checkpoints.marks import Clues
 from specdec.checkpoints.tensor_rules import Named
@@ -128,8 +129,28 @@ MIDLAYER = Named({"midlayer.": "layers.0."})
 SGLANG = Named(
     {f"aux_norm_{level}.": f"fc_norm.{i}." for i, level in enumerate(("low", "mid", "high"))}
 )
-_OF_EAGLE = (refusals.of_other_designs, refusals.of_wiring)
-_EAGLE_INERT = ("eagle_config.parallel_draft_heads_num_layers",)
+COPIED = dict.fromkeys(
+    ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers"), ...
+)
+"""Keys of the target's windows, which trainers copy and no layer of theirs reads."""
+_EAGLE_INERT = COPIED | {
+    "eagle_config.parallel_draft_step": (1,),
+    "eagle_config.parallel_draft_heads_num_layers": ...,  # of no heads
+    "eagle_config.use_mtp_layernorm": (False,),
+    "eagle_config.use_input_layernorm_in_first_layer": (True,),
+    "eagle_config.next_layer_regular": (True,),
+    "eagle_config.use_last_layernorm": (True,),
+}
+_OF_HUNYUAN = {
+    **dict.fromkeys(("add_classification_head", "class_num", "pool_type", "dense_list"), ...),
+    **dict.fromkeys(("im_start_id", "im_end_id", "im_newline_id", "mask_init_id"), ...),
+    **dict.fromkeys(("text_start_id", "text_end_id", "pad_id", "org_vocab_size"), ...),
+    "cla_share_factor": ...,
+    # Its trainer's layers (train/models/draft/llama_eagle3.py) have neither.
+    **dict.fromkeys(("use_qk_norm", "rope_scaling.alpha"), ...),
+    "attention_head_dim": lambda width, r: width == r["layer"].head_dim,
+}
+"""Keys of a target's that AngelSlim's configurations copy."""
 
 _NVIDIA_KEYS = {
     *("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"),
@@ -168,8 +189,33 @@ def _mark_of_nvidia(clues: Clues) -> str:
 
 def _eagle(producer: str, kind: str, mark: Any, fields: Any, **others: Any) -> Layout:
     """A layout of EAGLE heads, by what it does not share with the others."""
-    usual = {"ids": EAGLE_IDS, "refuse": _OF_EAGLE, "inert": _EAGLE_INERT}
-    return Layout(producer, kind, EagleConfig, mark, fields, **usual | others)
+    inert = _EAGLE_INERT | others.pop("inert", {})
+    others = {"ids": EAGLE_IDS, "inert": inert} | others
+    return Layout(producer, kind, EagleConfig, mark, fields, **others)
+
+
+def _three_features(config: EagleConfig) -> Iterator[tuple[bool, str]]:
+    """SafeAILab's own code joins so many."""
+    layers = config.feature_layers
+    is_other = config.fusion == "attention" and len(layers) != 3
+    yield is_other, f"feature_layers={layers}, other than three"
+
+
+def _notes_of_safeailab(config: EagleConfig, target_layers: int | None) -> Iterator[str]:
+    """What SafeAILab's own code does not read of its layout, while vLLM and SGLang do."""
+    layer, rope = config.layer, config.layer.rope
+    kind, base, scalings = rope["rope_type"], rope["rope_theta"], file_parts.SCALINGS
+    if kind not in ("default", *scalings):
+        yield f"SafeAILab's own code cannot load rope_scaling of type {kind!r}"
+    if kind in scalings and base != 10000:
+        yield f"SafeAILab's own code takes a rope base of 10000 with scaling, not {base:g}"
+    if layer.head_dim * layer.num_heads != layer.hidden_size:
+        yield f"SafeAILab's older code takes hidden_size / heads for head_dim, not {layer.head_dim}"
+    if not config.sees_pictures:
+        yield "vLLM, SGLang and SafeAILab's own code show the head tokens of pictures all the same"
+    n, layers = target_layers, list(config.feature_layers)
+    if config.fusion == "attention" and n is not None and layers != [2, n // 2, n - 3]:
+        yield f"SafeAILab's own code always reads hidden states {[2, n // 2, n - 3]}, not {layers}"
 
 
 SPECULATORS = _eagle(
@@ -184,8 +230,9 @@ SPECULATORS = _eagle(
         *(("embed_requires_grad", False), file_parts.types),
         file_parts.end_of_speculators("eagle3", counts_features=True),
     ),
+    inert={KIND: ("eagle3",)},
     copies=BOTH_TABLES,
-    limits=(limits.only(has_sinks=False),),
+    only={"has_sinks": (False,)},
 )
 SPECULATORS_EAGLE1 = _eagle(
     "speculators",
@@ -195,7 +242,13 @@ SPECULATORS_EAGLE1 = _eagle(
     | _SPECULATORS_LAYER
     | {"fc_bias": Key("fusion_bias", False), "num_layers": rules.num_layers_in_file},
     tensors=(Named({"fusion_fc.": "fc.", "transformer.": "layers.0."}),),
-    refuse=(refusals.of_other_designs, refusals.of_speculators_eagle1, refusals.of_wiring),
+    inert={
+        KIND: ("eagle",),
+        "layernorms": (False,),
+        "transformer_layer_architecture": ("auto", "LlamaDecoderLayer", "Qwen3DecoderLayer"),
+        # Of its layers' configuration, which is the target's.
+        "num_hidden_layers": ...,
+    },
 )
 DEEPSPEC = _eagle(
     "DeepSpec",
@@ -204,8 +257,10 @@ DEEPSPEC = _eagle(
     EAGLE3
     | _HF_LAYER
     | {"layer.has_qk_norm": True, "layer.windows": WINDOWS}
-    | {"feature_layers": rules.features_of_deepspec},
-    refuse=(*_OF_EAGLE, refusals.of_deepspec),
+    | {"feature_layers": rules.features_of_deepspec}
+    # Its later layers read the embedding, too.
+    | {"num_layers": Key("num_hidden_layers", 1, high=1)},
+    refuse=(rules.others_of_deepspec,),
 )
 SPECFORGE = _eagle(
     "SpecForge",
@@ -222,8 +277,9 @@ SPECFORGE = _eagle(
         *(IDS, NESTED_IDS, ("eagle_config.use_aux_hidden_state", True), "sees_pictures"),
     ),
     copies=("lm_head",),
-    limits=(limits.three_features, limits.only(num_layers=1, has_qk_norm=False)),
-    notes=limits.notes_of_safeailab,
+    only={"num_layers": (1,), "has_qk_norm": (False,)},
+    limits=(_three_features,),
+    notes=_notes_of_safeailab,
 )
 ANGELSLIM = _eagle(
     "AngelSlim",
@@ -234,6 +290,7 @@ ANGELSLIM = _eagle(
         and "architecture Eagle3LlamaForCausalLM, tensors midlayer.*"
     ),
     EAGLE3 | EAGLE_LAYER | {"layer": rules.layer_of_angelslim},
+    inert=_OF_HUNYUAN,
     ids=HOOKED_IDS,
     tensors=(MIDLAYER,),
 )
@@ -265,8 +322,8 @@ SAFEAILAB_EAGLE1 = _eagle(
         file_parts.model_of_safeailab("LlamaForCausalLM"),
         *("fc_bias", "layer.attention_bias"),
     ),
-    limits=(limits.only(has_qk_norm=False, has_lm_head=False),),
-    notes=limits.notes_of_safeailab,
+    only={"has_qk_norm": (False,), "has_lm_head": (False,)},
+    notes=_notes_of_safeailab,
 )
 NVIDIA = _eagle(
     "NVIDIA",

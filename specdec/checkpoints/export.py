@@ -169,7 +169,7 @@ def _obstacles(head: FeatureHead, record: Layout) -> list[str]:
     not read back equal. Looks at names and shapes of tensors alone.
     """
     config = head.config
-    found = {text: None for limit in record.limits for is_so, text in limit(config) if is_so}
+    found = dict.fromkeys(record.run_otherwise(config))
     try:
         keys = record.keys(Written(config, "float32", verifier="any/target"))
     except Exception as error:  # HF's classes raise errors of many kinds for what they cannot say

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,15 +18,13 @@ from specdec.drafters.head.drafter import HeadDrafter
 
 class Source(NamedTuple):
     """Whose conventions a checkpoint follows, which kind of its family's heads it holds
-    (`"EAGLE-3"` for instance), and what both were recognised by. `is_sure` is false where the files
-    also have marks of a design that the family does not read: another family's claim then counts.
-    `layout` is the record that the files follow, of a family that has records.
+    (`"EAGLE-3"` for instance), and what both were recognised by. `layout` is the record that the
+    files follow, of a family that has records.
     """
 
     producer: str
     kind: str
     why: str
-    is_sure: bool = True
     layout: Layout | None = None
 
 
@@ -77,6 +75,7 @@ class Family:
             of a caller's own that has this class is one of its files.
         layouts: records of its files; heads of your own are saved by the first one with a name.
         files: names of weight files, beside `model.safetensors` and `pytorch_model.bin`.
+        yields: other families' heads have its marks, too: the claim of another family counts.
     """
 
     name: str
@@ -89,6 +88,7 @@ class Family:
     config: type | None = None
     layouts: tuple[Layout, ...] = ()
     files: tuple[str, ...] = ()
+    yields: bool = False
 
 
 def recognise(
@@ -108,12 +108,3 @@ def recognise(
         if why := layout.mark(clues):
             return Source(layout.producer, layout.kind, str(why), layout=layout)
     return None
-
-
-def refuse_unsupported(fields: ConfigFields, complaints: Iterable[tuple[bool, str]]) -> None:
-    """Raises `ValueError` with what a checkpoint needs and the library does not have: the messages
-    of all pairs (condition, message) that hold, if there are any.
-    """
-    found = [text for is_so, text in complaints if is_so]
-    if found:
-        raise ValueError(f"{fields.origin}: not supported: {'; '.join(found)}")

@@ -16,7 +16,7 @@ from specdec.checkpoints.correction import CORRECTIONS
 from specdec.checkpoints.family import Family, Source, Translation, recognise
 from specdec.checkpoints.files import CheckpointFolder
 from specdec.checkpoints.head_layouts import LAYOUTS
-from specdec.checkpoints.layers import fill_speculators
+from specdec.checkpoints.layers import fill_speculators, has_neighbours
 from specdec.checkpoints.layout import Layout, Reading, Tensors
 from specdec.checkpoints.reading import check_supported, read_config
 from specdec.checkpoints.tensor_rules import (
@@ -24,6 +24,7 @@ from specdec.checkpoints.tensor_rules import (
     LaterNorms,
     Named,
     Prefixed,
+    half_pairs,
     read_tensors,
 )
 from specdec.drafters.head.drafter import HeadDrafter
@@ -64,7 +65,13 @@ def translate(
     check_supported(reading)
     config = read_config(reading)
     reading.check_joined(config)
-    note_inert(reading)
+    reading.accept_inert()
+    if "layer" in source.layout.fields and has_neighbours(reading.fields):
+        reading.tensors = half_pairs(reading.tensors, config.layer)
+        reading.notes.append(
+            "rotary pairs are neighbours (2i, 2i + 1) in the file: the rows of queries and keys "
+            "are permuted"
+        )
     return Translation(config, reading.tensors, reading.fields, reading.unused)
 
 
@@ -83,13 +90,6 @@ def open_reading(layout: Layout, fields: ConfigFields, tensors: Tensors, **given
     return reading
 
 
-def note_inert(reading: Reading) -> None:
-    """Keys that make no difference count as read."""
-    for key in reading.layout.inert:
-        place, name = (reading.fields if "." in key else reading.either).at(key)
-        place.get(name)
-
-
 def family_of_layouts(
     name: str,
     layouts: Sequence[Layout],
@@ -97,12 +97,12 @@ def family_of_layouts(
     head: Callable[[Any, Tensor | None], nn.Module],
     *,
     marks: str,
-    files: tuple[str, ...] = (),
+    **others: Any,
 ) -> Family:
     """A family whose files are recognised, read and written by records.
 
     Args:
-        name, drafter, head, marks, files: as of `Family`.
+        name, drafter, head, marks, others: as of `Family`.
         layouts: the records, in the order in which they are tried; their `config` is one class.
 
     Example:
@@ -112,6 +112,6 @@ def family_of_layouts(
         <class 'specdec.drafters.medusa.MedusaConfig'>
     """
     (config,) = {layout.config for layout in layouts}
-    detect = partial(recognise, layouts=tuple(layouts))
-    records = {"config": config, "layouts": tuple(layouts), "files": files}
-    return Family(name, marks, detect, translate, drafter, head, **records)
+    detect = partial(recognise, layouts=tuple(layouts), canonical=canonical)
+    others = {"translate": translate, "config": config, "layouts": tuple(layouts)} | others
+    return Family(name, marks, detect, drafter=drafter, head=head, **others)

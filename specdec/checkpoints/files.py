@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -78,6 +79,12 @@ class CheckpointFolder:
         self._files = ("model.safetensors", "pytorch_model.bin", *files)
         check_whole(path)
         self.fields = ConfigFields(read_json(path / "config.json"), str(path / "config.json"))
+
+    def anew(self) -> CheckpointFolder:
+        """The folder, with none of its fields read yet."""
+        folder = copy(self)
+        folder.fields = ConfigFields(self.fields.raw, self.fields.origin)
+        return folder
 
     def tensors(self, wanted: Wanted | None = None) -> dict[str, StoredTensor]:
         """The wanted weights (`None`: all) by their names: `model.safetensors`, sharded with an

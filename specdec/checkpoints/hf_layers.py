@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from inspect import signature
 
 import torch
 from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
@@ -53,6 +54,14 @@ def _language_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
         if is_model and found.config_class is type(config) and hasattr(found, "input_modalities"):
             return found
     raise ValueError(f"transformers has no language model of {type(config).__name__}")
+
+
+def known_keys(kind: type[PreTrainedConfig]) -> set[str]:
+    """Keys that a configuration's class reads; it keeps all others as they are."""
+    found = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"}
+    found |= {"per_layer_config"}  # how HF writes what differs between layers
+    said = (getattr(each, "__annotations__", {}) for each in kind.__mro__)
+    return found.union(kind.attribute_map, signature(kind).parameters, *said)
 
 
 def text_fields(fields: ConfigFields) -> ConfigFields:

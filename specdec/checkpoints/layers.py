@@ -14,7 +14,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specdec.arguments import check_number, shown
 from specdec.checkpoints.config_fields import ConfigFields
+from specdec.checkpoints.keys import unknown_keys
 from specdec.drafters.head.layers import LayerConfig
+from specdec.drafters.head.rotary import INTERLEAVED, SECTIONS
 from specdec.show.text import one_line
 
 LAYER_CLASSES = {"llama": LlamaConfig, "qwen3": Qwen3Config}
@@ -33,19 +35,33 @@ ROPE_KEYS = {
 """Rotary scalings that are read, and the keys that each must have. HF does not miss all of them: it
 takes `max_position_embeddings` for the original one.
 """
-
-_INERT = {
-    *("torch_dtype", "dtype", "transformers_version", "architectures", "model_type"),
-    *("max_window_layers", "sliding_window", "use_sliding_window", "layer_types"),
-    *("speculators_version", "speculators_config", "embed_requires_grad", "max_sequence_length"),
-    *("ttt_length", "step_loss_decay", "num_target_layers", "target_model_name_or_path"),
-    *("draft_num_hidden_layers", "producer", "_torchspec_version"),
+_ROPE_KEYS = {
+    *("rope_type", "type", "rope_theta", "partial_rotary_factor", SECTIONS, INTERLEAVED),
+    *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    *(key for keys in ROPE_KEYS.values() for key in keys),
 }
+"""All keys of such a section that HF's ropes compute with."""
+_PAIRS = {
+    **{"rope_is_neox_style": False, "is_neox_style": False, "rope_traditional": True},
+    **{"rope_interleaved": True, "rope_interleave": True},
+}
+"""Words for rotary pairs, and the value of each that says that channels 2i and 2i + 1 are one."""
 
 
-def inert_keys() -> set[str]:
-    """Keys that say nothing about how a head is wired: of training, of files, of any HF model."""
-    return _INERT.union(*(kind().to_dict() for kind in LAYER_CLASSES.values()))
+def has_neighbours(fields: ConfigFields) -> bool:
+    """Whether the rope turns pairs of channels (2i, 2i + 1), and not (i, i + R / 2) as the layers
+    of heads do.
+    """
+    places = fields, *map(fields.section, ("dflash_config", "rope_parameters", "rope_scaling"))
+    said = {
+        f"{place.origin}: {word}": place.flag(word) == value
+        for place in places
+        for word, value in _PAIRS.items()
+        if place.get(word) is not None
+    }
+    if len(set(said.values())) > 1:
+        raise ValueError(f"{fields.origin} says two things of rotary pairs: {', '.join(said)}")
+    return any(said.values())
 
 
 def fill_speculators(fields: ConfigFields) -> ConfigFields:
@@ -69,6 +85,12 @@ def fill_speculators(fields: ConfigFields) -> ConfigFields:
     others = {k: v for k, v in layers.raw.items() if k not in known}
     own = {k: v for k, v in (others | filled).items() if v is not None}
     top = {k: v for k, v in fields.raw.items() if k != "transformer_layer_config"}
+    hidden = {k: top[k] for k in top.keys() & own.keys() if top[k] not in (None, own[k])}
+    if hidden := unknown_keys(ConfigFields(hidden, fields.origin)):
+        raise ValueError(
+            f"{fields.origin} names other values at the top than transformer_layer_config: "
+            f"{hidden}; keep one of them"
+        )
     return ConfigFields(top | own, fields.origin)
 
 
@@ -167,7 +189,7 @@ def _read_rope(fields: ConfigFields) -> dict:
     section = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     given = fields.section(section)
     origin = given.origin
-    rope = {key: given.get(key) for key in given.raw if given.get(key) is not None}
+    rope = {key: given.get(key) for key in _ROPE_KEYS if given.get(key) is not None}
     kind = rope.pop("rope_type", rope.pop("type", "default"))
     rope.pop("type", None)
     if kind == "mrope":

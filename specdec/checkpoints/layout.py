@@ -148,7 +148,9 @@ class Layout:
         tensors: what tensors are called and how they are stored, in the order of reading (rules of
             `specdec.checkpoints.tensor_rules`; those of names come first).
         refuse: (reading) -> pairs (condition, message): what no head of the library has.
-        inert: keys that make no difference, at the top or in `dflash_config`.
+        inert: keys that nothing reads, `section.key` where they are nested, and values that change
+            nothing: `...` for any value, a tuple of values, or (value, reading) -> whether it is
+            one. Every other key that nothing reads is an error; see `specdec.checkpoints.keys`.
 
     The others are of layouts that are written:
 
@@ -157,8 +159,10 @@ class Layout:
         file: what config.json has, in order: names of our fields, keys of `ids`, keys with a value,
             or functions (what) -> keys, those of a section as `section.key`.
         copies: tables of the target that a file holds for a head without its own.
-        limits: (config) -> pairs (condition, what): what engines run otherwise. What would not read
-            back equal is refused by itself.
+        only: fields of a head, or of its layers, of which engines run some values only: a tuple of
+            these values, or of their classes.
+        limits: (config) -> pairs (condition, what): what else engines run otherwise. What would not
+            read back equal is refused by itself.
         notes: (config, N of the target) -> what only some of the layout's readers misread.
     """
 
@@ -170,10 +174,11 @@ class Layout:
     ids: Mapping[str, tuple[Convention, int]] = field(default_factory=dict)
     tensors: tuple[Rule, ...] = ()
     refuse: tuple[Callable[[Reading], Pairs], ...] = ()
-    inert: tuple[str, ...] = ()
+    inert: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
     file: tuple[str | tuple[str, Any] | Callable[[Written], dict[str, Any]], ...] = ()
     copies: tuple[str, ...] = ()
+    only: Mapping[str, tuple] = field(default_factory=dict)
     limits: tuple[Callable[[Any], Iterator[tuple[bool, str]]], ...] = ()
     notes: Callable[[Any, int | None], Iterable[str]] = lambda config, num_layers: ()
 
@@ -186,6 +191,16 @@ class Layout:
                 place = keys.setdefault(section, {}) if section else keys
                 place[key] = value
         return keys
+
+    def run_otherwise(self, config: Any) -> list[str]:
+        """What engines would run otherwise than the head, in words."""
+        said = vars(config.layer) | vars(config) if self.only else {}
+        found = [
+            f"{name}={said[name]}"
+            for name, values in self.only.items()
+            if said[name] not in values and type(said[name]) not in values
+        ]
+        return found + [text for limit in self.limits for is_so, text in limit(config) if is_so]
 
     def _keys_of(self, entry: Any, what: Written) -> dict[str, Any]:
         if isinstance(entry, tuple):
@@ -301,6 +316,8 @@ class Reading:
     def asked_layers(self, num_layers: int | None) -> tuple[FeatureLayer, ...] | None:
         """The hidden states that the caller names."""
         layers = self.options.get("feature_layers")
+        if layers is not None:  # whatever the file says
+            self.fields.accept(self.layout.ids)
         return None if layers is None else check_layers("feature_layers", layers, num_layers)
 
     def layer_ids(self) -> list[LayerIds]:
@@ -314,6 +331,15 @@ class Reading:
         asked = self.options.get("layer_convention")
         producer = convention_of or self.layout.producer
         return read_layer_ids(found, self.fields, num_layers, producer=producer, convention=asked)
+
+    def accept_inert(self) -> None:
+        """Keys that change nothing count as read, as those do that files are written with."""
+        written = {entry[0]: entry[1:] for entry in self.layout.file if isinstance(entry, tuple)}
+        for key, values in (written | self.layout.inert).items():
+            place, name = self.fields.at(key)
+            value = place.raw.get(name)
+            if values is ... or (values(value, self) if callable(values) else value in values):
+                self.fields.accept([key])
 
     def check_joined(self, config: Any) -> None:
         """The number of features must be what the configuration and `fc` say."""

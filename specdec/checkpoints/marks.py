@@ -1,4 +1,6 @@
-"""`Clues`: what files of heads are recognised by. Its methods return what was found, in words."""
+"""`Clues`: what files of heads are recognised by. Its methods return what was found, in words. Keys
+that they look at do not count as read.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ class Clues:
 
     def _value(self, key: str) -> object:
         place, name = self.fields.at(key)
-        return place.get(name)
+        return place.raw.get(name)
 
     def architecture(self, pattern: str) -> str:
         """An architecture whose name begins so."""

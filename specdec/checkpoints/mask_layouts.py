@@ -8,14 +8,16 @@ with a correction inside the block.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from specdec.checkpoints import correction, file_parts, limits, refusals, rules
+from specdec.checkpoints import correction, file_parts, rules
 from specdec.checkpoints.eagle_layouts import (
     BLOCK_IDS,
     BOTH_TABLES,
+    COPIED,
     EAGLE3,
     EAGLE3_OF_SPECFORGE,
     EAGLE3_OF_SPECULATORS,
@@ -32,7 +34,7 @@ from specdec.checkpoints.eagle_layouts import (
     SGLANG,
     WINDOWS,
 )
-from specdec.checkpoints.layout import Key, Layout
+from specdec.checkpoints.layout import Key, Layout, Reading
 from specdec.checkpoints.marks import Clues
 from specdec.checkpoints.tensor_rules import Ending, Named, Padded, Prefixed, Shaped
 from specdec.drafters.mask_token.correction import MarkovConfig, SelectorConfig, XPressConfig
@@ -42,15 +44,33 @@ FLASH_IDS = "dflash_config.target_layer_ids"
 _PROJECTOR = "dflash_config.projector_type"
 NONE = type(None)
 
-_INERT = (
-    "parallel_drafting",  # vLLM's switch
-    "enable_confidence_head",  # its tensors say so
-    "confidence_head_with_markov",
-    "confidence_head_alpha",  # of training
-    "attention_mode",  # whether there are fewer key heads
-    "projector_type",
-    "speculators_model_type",
+_HAS_SINKS = dict.fromkeys(
+    ("attention_sink_bias", "add_swa_attention_sink_bias"),
+    lambda has_sinks, r: has_sinks == r["layer"].has_sinks,
 )
+
+
+def _is_no_other_window(size: int, reading: Reading) -> bool:
+    """A window of no layer, or the one that was read."""
+    windows = reading["layer"].windows
+    return not any(windows) or size in windows
+
+
+_INERT = {
+    "max_window_layers": ...,
+    "sliding_window": _is_no_other_window,
+    # Whether there are fewer key heads; confidence heads show in the tensors.
+    "attention_mode": ("gqa", "mha"),
+    **dict.fromkeys(("enable_confidence_head", "confidence_head_with_markov"), ...),
+    **_HAS_SINKS,
+}
+_FLASH_INERT = {
+    "use_aux_hidden_state": (True,),
+    "attention_value_scale": (1,),
+    "input_embedding_scale": (1,),
+    "final_logit_softcapping": (0,),
+}
+_OF_BLOCKS = _INERT | {f"dflash_config.{k}": v for k, v in (_INERT | _FLASH_INERT).items()}
 _P_EAGLE = {
     "alignment": "shifted",
     "context": rules.joined_input,
@@ -59,6 +79,10 @@ _P_EAGLE = {
 }
 _EMBEDDING_OF_MASKS = Shaped("mask_embedding", 3)
 _MASK = Shaped("mask_hidden", 3), _EMBEDDING_OF_MASKS
+
+
+_HAS_ID = {"mask_token_id": (int,)}  # engines embed an id
+_HAS_NORMS = {"has_qk_norm": (True,)}  # vLLM's DFlash norms queries and keys, whatever the file has
 
 
 def _mask_id(key: str) -> dict[str, Key]:
@@ -71,15 +95,12 @@ def _mark_of_masks(clues: Clues) -> str:
     return "tensor mask_hidden beside an EAGLE-3 head's" if is_so else ""
 
 
-_OF_P_EAGLE = (refusals.of_pard2, refusals.of_wiring, refusals.of_mask_token)
-_OF_BLOCKS = (refusals.of_pard2, refusals.of_weights, refusals.of_mask_token)
-
-
 def _p_eagle(producer: str, mark: Any, fields: Any, mask_id: str, **others: Any) -> Layout:
     """A layout of EAGLE-3 with what masks are."""
     fields = fields | _P_EAGLE | _mask_id(mask_id)
-    usual = {"ids": EAGLE_IDS, "tensors": _MASK, "inert": _INERT}
-    usual |= {"refuse": (*_OF_P_EAGLE, refusals.of_windows)} | others
+    inert = COPIED | {"use_sliding_window": (False,)} | others.pop("inert", {})
+    usual = {"ids": EAGLE_IDS, "tensors": _MASK, "inert": inert}
+    usual |= {"refuse": (rules.files_beside,)} | others
     return Layout(producer, "P-EAGLE", MaskTokenConfig, mark, fields, **usual)
 
 
@@ -88,7 +109,7 @@ SPECULATORS_P_EAGLE = _p_eagle(
     lambda c: c.value(KIND, "peagle"),
     EAGLE3_OF_SPECULATORS,
     "mask_token_id",
-    refuse=_OF_P_EAGLE,
+    inert={"use_sliding_window": ..., KIND: ("peagle",)},
     name="speculators",
     file=(
         file_parts.speculators("peagle", "PEagle"),
@@ -99,10 +120,7 @@ SPECULATORS_P_EAGLE = _p_eagle(
         file_parts.end_of_speculators("peagle", counts_features=True),
     ),
     copies=BOTH_TABLES,
-    limits=(
-        *(limits.has_mask_id, limits.corrections(NONE, MarkovConfig)),
-        limits.only(has_sinks=False),
-    ),
+    only={**_HAS_ID, "correction": (NONE, MarkovConfig), "has_sinks": (False,)},
 )
 AMAZON = _p_eagle(
     "amazon",
@@ -117,10 +135,7 @@ AMAZON = _p_eagle(
         *("mask_token_id", ("parallel_drafting", True)),
     ),
     copies=("lm_head",),
-    limits=(
-        *(limits.has_mask_id, limits.corrections(NONE)),
-        limits.only(has_qk_norm=False, has_sinks=False),
-    ),
+    only={**_HAS_ID, "correction": (NONE,), "has_qk_norm": (False,), "has_sinks": (False,)},
 )
 SPECFORGE_P_EAGLE = _p_eagle(
     "SpecForge",
@@ -176,7 +191,7 @@ PARD = Layout(
         Padded(HEAD, rules.proposed_rows),
         rules.FirstIds(),
     ),
-    refuse=(*_OF_BLOCKS, refusals.of_language_model),
+    refuse=(rules.files_beside, rules.other_language_models),
     inert=_INERT,
     name="huggingface",
     file=(
@@ -184,7 +199,7 @@ PARD = Layout(
         *(("spd_type", "pard"), "mask_token_id"),
     ),
     copies=BOTH_TABLES,
-    limits=(limits.has_mask_id, limits.corrections(NONE), limits.only(has_sinks=False)),
+    only={**_HAS_ID, "correction": (NONE,), "has_sinks": (False,)},
 )
 
 # Blocks of masks.
@@ -239,26 +254,36 @@ _BLOCK_IDS = {
     f"{_IN_FLASH}layer_ids": ("hidden_state", 0),
     BLOCK_IDS: ("hidden_state", 0),
 }
-_BLOCK_INERT = (*_INERT, "attention_sink_bias", "add_swa_attention_sink_bias")
 
 
 def _block(producer: str, kind: str, mark: Any, **changes: Any) -> Layout:
     """A layout of block heads, by what it does not share with the others; `fields` are added."""
     fields = _BLOCK | changes.pop("fields", {})
-    others = {"ids": _BLOCK_IDS, "tensors": _BLOCK_TENSORS, "refuse": _OF_BLOCKS}
-    others |= {"inert": _BLOCK_INERT} | changes
-    return Layout(producer, kind, MaskTokenConfig, mark, fields, **others)
+    inert = _OF_BLOCKS | changes.pop("inert", {})
+    refuse = (rules.files_beside, rules.is_dflare)
+    others = {"ids": _BLOCK_IDS, "tensors": _BLOCK_TENSORS, "refuse": refuse, "inert": inert}
+    return Layout(producer, kind, MaskTokenConfig, mark, fields, **others | changes)
+
+
+def _block_of_speculators(config: MaskTokenConfig) -> Iterator[tuple[bool, str]]:
+    """Confidence heads beside Markov heads, and windows as vLLM runs them."""
+    has_markov = type(config.correction) is MarkovConfig
+    is_alone = config.confidence is not None and not has_markov
+    yield is_alone, f"confidence={config.confidence} without a Markov head"
+    # vLLM then makes every layer causal (transformers_utils/configs/speculators/algos.py).
+    is_mixed = len(set(config.layer.windows)) == 2 and config.layer.is_window_causal
+    yield is_mixed, "causal windows beside layers that see the whole block"
 
 
 def _speculators(
-    word: str, kind: str, *own: Any, sees_block: bool = False, parts: Any = None, **fields: Any
+    word: str, kind: str, only: Any, sees_block: bool = False, parts: Any = None, **fields: Any
 ) -> Layout:
     """A block head of speculators.
 
     Args:
         word: its word for the kind.
         kind: as in papers.
-        own: limits of the kind.
+        only: as of the record, of the kind.
         sees_block: what an absent `sliding_window_non_causal` means.
         parts: of the file, for a correction.
         fields: of the kind.
@@ -281,6 +306,7 @@ def _speculators(
         | {"block_size": block_size, "layer.is_window_causal": causal}
         | {"feature_layers": partial(rules.block_features, must_name_them=True)}
         | fields,
+        inert={KIND: (word,)},
         name="speculators",
         file=(
             *(file_parts.speculators(word, kind.replace(" ", "")), "mask_token_id"),
@@ -289,23 +315,21 @@ def _speculators(
             file_parts.end_of_speculators(word, counts_features=False),
         ),
         copies=("embed_tokens",),
-        limits=(
-            *(limits.has_mask_id, limits.norms_of_queries, limits.block_of_speculators),
-            *(limits.only(has_sinks=False), *own),
-        ),
+        only={**_HAS_ID, **_HAS_NORMS, "has_sinks": (False,)} | only,
+        limits=(_block_of_speculators,),
     )
 
 
 SPECULATORS_DFLASH = _speculators(
     "dflash",
     "DFlash",
-    limits.corrections(NONE),
-    limits.only(alignment="same-position"),  # vLLM runs every dflash file so
+    # vLLM runs every dflash file so.
+    {"correction": (NONE,), "alignment": ("same-position",)},
 )
 SPECULATORS_DSPARK = _speculators(
     "dspark",
     "DSpark",
-    limits.corrections(NONE, MarkovConfig),
+    {"correction": (NONE, MarkovConfig)},
     parts=(file_parts.corrected(is_always=True), file_parts.confidence),
     alignment=replace(
         _NEXT,
@@ -316,14 +340,14 @@ SPECULATORS_DSPARK = _speculators(
 SPECULATORS_DFLASH2 = _speculators(
     "dflash2",
     "DFlash 2",
-    limits.corrections(SelectorConfig),
+    {"correction": (SelectorConfig,)},
     sees_block=True,
     correction=partial(correction.correction, own=correction.SELECTOR),
 )
 SPECULATORS_XPRESS = _speculators(
     "xpress",
     "XPress",
-    limits.corrections(XPressConfig),
+    {"correction": (XPressConfig,)},
     correction=partial(correction.correction, own=correction.XPRESS),
 )
 _MARKOV = {
@@ -339,7 +363,13 @@ DEEPSPEC_DSPARK = _block(
     ),
     fields=_MARKOV,
 )
-SPECFORGE_DSPARK = _block("SpecForge", "DSpark", lambda c: c.architecture("DSpark"), fields=_MARKOV)
+SPECFORGE_DSPARK = _block(
+    "SpecForge",
+    "DSpark",
+    lambda c: c.architecture("DSpark"),
+    fields=_MARKOV,
+    inert={_PROJECTOR: ("dspark",)},
+)
 SPECFORGE_DOMINO = _block(
     "SpecForge",
     "Domino",
@@ -348,6 +378,7 @@ SPECFORGE_DOMINO = _block(
         "alignment": replace(_SAME, name="shift_label"),
         "correction": partial(correction.correction, own=correction.DOMINO),
     },
+    inert={_PROJECTOR: ("domino",)},
 )
 DFLASH2 = _block(
     "z-lab",
@@ -365,11 +396,10 @@ DFLASH = _block(
         *("layer.attention_bias", "layer.windows", "block_size", FLASH_IDS, "mask_token_id"),
         *("layer.is_window_causal", "layer.has_sinks"),
     ),
-    limits=(
-        *(limits.has_mask_id, limits.norms_of_queries),
-        limits.corrections(NONE),
-        limits.only(has_embed_tokens=False, has_lm_head=False, confidence=None),
-    ),
+    only={
+        **{**_HAS_ID, **_HAS_NORMS, "correction": (NONE,), "confidence": (None,)},
+        **{"has_embed_tokens": (False,), "has_lm_head": (False,)},
+    },
 )
 TORCHSPEC = _block(
     "TorchSpec",

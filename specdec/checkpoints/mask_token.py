@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from typing import get_args
 
-from specdec.checkpoints.family import Family, Source, recognise
-from specdec.checkpoints.feature_heads import canonical, translate
-from specdec.checkpoints.files import CheckpointFolder
+from specdec.checkpoints.feature_heads import family_of_layouts
 from specdec.checkpoints.layer_ids import CONVENTIONS
 from specdec.checkpoints.mask_layouts import MASKS, MASKS_OF_SPECULATORS
 from specdec.drafters.mask_token.drafter import MaskTokenDrafter
-from specdec.drafters.mask_token.head import Alignment, MaskTokenConfig, MaskTokenHead
+from specdec.drafters.mask_token.head import Alignment, MaskTokenHead
 
-
-def detect(folder: CheckpointFolder) -> Source | None:
-    """The producer: `"speculators"`, `"amazon"`, `"SpecForge"`, `"AMD"`, `"z-lab"`,
-    `"Hugging Face"` or `"DeepSpec"`. The kind is the design by its name in papers.
-    """
-    is_named = folder.fields.get("speculators_model_type") is not None  # as one kind or another
-    return recognise(folder, MASKS_OF_SPECULATORS if is_named else MASKS, canonical)
-
-
-MASK_TOKEN = Family(
-    name="mask token",
+MASK_TOKEN = family_of_layouts(
+    "mask token",
+    (*MASKS_OF_SPECULATORS, *MASKS),
+    MaskTokenDrafter,
+    MaskTokenHead,
     marks="keys ptd_token_id, pard_token, dflash_config, or tensor mask_hidden",
-    detect=detect,
-    translate=translate,
-    drafter=MaskTokenDrafter,
-    head=MaskTokenHead,
     options={
         "mask_token_id": (),
         "alignment": get_args(Alignment),
@@ -38,9 +26,10 @@ MASK_TOKEN = Family(
         "layer": (),
         "norm_before_residual": (True, False),
     },
-    config=MaskTokenConfig,
 )
-"""P-EAGLE, PARD and DFlash.
+"""P-EAGLE, PARD and DFlash. The producer is `"speculators"`, `"amazon"`, `"SpecForge"`, `"AMD"`,
+`"z-lab"`, `"TorchSpec"`, `"Hugging Face"` or `"DeepSpec"`. The kind is the design by its name in
+papers.
 
 The options are what a caller may know better than a checkpoint's configuration says.
 `mask_token_id`: of the masks, where the configuration names none or another. `alignment` and

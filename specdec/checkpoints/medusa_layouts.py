@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from specdec.checkpoints.layout import Key, Layout, Pairs, Reading, Written
+from specdec.checkpoints.layout import Key, Layout, Reading, Written
 from specdec.checkpoints.tensor_rules import Named, Names, Prefixed
 from specdec.drafters.medusa import MedusaConfig
 
@@ -40,15 +40,6 @@ def _num_heads(reading: Reading) -> int:
     return found
 
 
-def _refuse(reading: Reading) -> Pairs:
-    """vLLM's smaller vocabularies and its one matrix for all heads."""
-    fields = reading.fields
-    size = fields.integer("truncated_vocab_size", fields.integer("vocab_size"))
-    yield size != fields.integer("vocab_size"), f"truncated_vocab_size {size} and its token_map"
-    yield fields.flag("original_lm_head"), "original_lm_head, one vocabulary matrix for all heads"
-    yield fields.number("logit_scale", 1.0) != 1, "logit_scale"
-
-
 def _architecture(what: Written) -> dict[str, object]:
     return {"architectures": ["MedusaModel"], "model_type": "medusa", "torch_dtype": what.dtype}
 
@@ -66,7 +57,7 @@ FASTER_DECODING = Layout(
         "has_bias": lambda r: FIRST in r.tensors,
     },
     tensors=(Prefixed(also=("medusa_heads.", "medusa_head.")), Numbered()),
-    inert=("base_model_name_or_path", "version"),
+    inert=dict.fromkeys(("base_model_name_or_path", "version"), ...),
 )
 VLLM = Layout(
     producer="vLLM",
@@ -84,8 +75,12 @@ VLLM = Layout(
         Prefixed(also=("medusa_heads.",)),
         Named({"blocks.{depth}.layers.": "blocks.{depth}."}),
     ),
-    refuse=(_refuse,),
-    inert=("max_paths", "topk"),
+    inert={
+        "truncated_vocab_size": lambda size, r: size == r["vocab_size"],
+        "original_lm_head": (False,),  # one vocabulary matrix for all heads
+        "logit_scale": (1,),
+        **{"max_paths": ..., "topk": ...},  # of its trees
+    },
     name="vllm",
     file=(
         _architecture,

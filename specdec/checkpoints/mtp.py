@@ -24,12 +24,20 @@ from specdec.atomic import finish_replacing, replacing_files, write_text
 from specdec.checkpoints import hf_layers
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.export import refuse_another_model, write_checkpoint
-from specdec.checkpoints.family import Family, Source, Translation, recognise
-from specdec.checkpoints.files import CheckpointFolder, StoredTensor, as_stored
+from specdec.checkpoints.family import Source, Translation, recognise
+from specdec.checkpoints.feature_heads import family_of_layouts
+from specdec.checkpoints.files import CheckpointFolder, as_stored
 from specdec.checkpoints.layer_ids import check_layers
-from specdec.checkpoints.layers import layer_keys, read_layer, with_theta
+from specdec.checkpoints.layers import with_theta
 from specdec.checkpoints.layout import Layout, Written
-from specdec.checkpoints.mtp_layouts import LAYOUTS, MAX_DEPTHS, WRITTEN, ModuleReading
+from specdec.checkpoints.mtp_layouts import (
+    LAYOUTS,
+    MAX_DEPTHS,
+    OWN,
+    SECTION,
+    WRITTEN,
+    ModuleReading,
+)
 from specdec.checkpoints.reading import check_supported, read_config
 from specdec.checkpoints.tensor_rules import is_named, read_tensors, write_tensors
 from specdec.drafters.head.hf_layer import HFLayerConfig
@@ -39,9 +47,6 @@ from specdec.drafters.mtp.drafter import MTPDrafter
 from specdec.drafters.mtp.head import MTPConfig, MTPHead, Semantics
 from specdec.show.text import one_line
 from specdec.types import FeatureLayer
-
-SECTION = "specdec_mtp"
-"""Section of config.json of heads that this library wrote."""
 
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 """Keys of the number of depths."""
@@ -55,13 +60,8 @@ The size of the vocabulary is compared by itself.
 """
 
 
-def detect(folder: CheckpointFolder) -> Source | None:
-    """The producer: `"DeepSeek"` and `"Qwen"` (also of others' files under their names), `"MiMo"`,
-    `"MiMo-V2"`, `"Step"`, `"Ernie"`, or `"specdec"`.
-    """
-    if SECTION in folder.fields.raw:
-        return Source("specdec", "MTP", f"config.json has {SECTION}")
-    return recognise(folder, LAYOUTS)
+_OF_MODULES = re.compile(r"text_config|.*(mtp|nextn|next_n|predict|draft).*")
+"""Keys of a target that may be about its modules."""
 
 
 def translate(
@@ -71,35 +71,42 @@ def translate(
     options: Mapping[str, Any],
 ) -> Translation:
     """Reads the whole configuration; see `Family`."""
-    keys, unused = folder.fields, {}
-    if source.layout is None:
-        config, tensors = _read_own(folder)
-    else:
-        reading = ModuleReading(source.layout, keys, target)
-        config, tensors, unused = _read_modules(folder, reading), reading.tensors, reading.unused
-    config = _with_options(config, options, keys.origin)
-    if target is not None:
-        check_target(target, config.hidden_size, config.vocab_size, what=keys.origin)
-        if source.layout is not None:
-            _check_same_model(keys, target)
-    exact = frozenset(name for name in tensors if name.endswith(hf_layers.EXACT))
-    return Translation(config, tensors, keys, unused, exact)
-
-
-def _read_modules(folder: CheckpointFolder, reading: ModuleReading) -> MTPConfig:
-    """Configuration and tensors in the head's terms, of a target's own checkpoint."""
-    keys, text, rules = reading.keys, reading.fields, reading.layout.tensors
+    keys, rules, given = folder.fields, source.layout.tensors, dict(options)
+    if "feature_layers" in given:
+        given["target_state"] = _check_state("feature_layers", given.pop("feature_layers"))
+    reading = ModuleReading(source.layout, keys, target, given)
     in_file = folder.tensors(lambda name: is_named(name, rules, reading))
     reading.tensors = read_tensors(in_file, rules, reading)
     check_supported(reading)
-    _check_count(text, reading["num_layers"])
+    is_own, text = source.layout is OWN, reading.fields
+    if not is_own:
+        _check_count(text, reading["num_layers"])
     _check_numbers(text.raw, text.origin)
     config = read_config(reading)
-    if isinstance(config.layer, HFLayerConfig):
-        for key in (*keys.raw, *text.raw):  # HF's class has read them
-            keys.get(key)
-            text.get(key)
-    return config
+    _check_state("target_state", (config.target_state,))
+    if isinstance(config.layer, HFLayerConfig):  # whose class has read the target's keys
+        known = hf_layers.known_keys(type(config.layer.config))
+        for fields in (keys, text):
+            fields.accept(k for k in fields.raw if k in known or not _OF_MODULES.fullmatch(k))
+    reading.accept_inert()
+    if (theta := given.get("rope_theta")) is not None:
+        config = replace(config, layer=_with_theta(config.layer, theta, keys.origin))
+    if target is not None:
+        check_target(target, config.hidden_size, config.vocab_size, what=keys.origin)
+        if not is_own:
+            _check_same_model(keys, target)
+    exact = frozenset(name for name in reading.tensors if name.endswith(hf_layers.EXACT))
+    return Translation(config, reading.tensors, keys, reading.unused, exact)
+
+
+def _with_theta(layer: LayerConfig | HFLayerConfig, theta: float, origin: str) -> LayerConfig:
+    """A layer of the library's own with another base of its rope."""
+    if isinstance(layer, LayerConfig):
+        return with_theta(layer, theta)
+    raise ValueError(
+        f"{origin}: rope_theta is for heads of the library's own layers; these are "
+        f"{layer.layer_class.__name__}s, whose configuration says it"
+    )
 
 
 def _check_count(text: ConfigFields, num_depths: int) -> None:
@@ -151,11 +158,6 @@ def _shaping_keys(config: PreTrainedConfig) -> dict[str, Any]:
     return {k: v for k, v in config.to_dict().items() if not re.fullmatch(_OTHER_KEYS, k)}
 
 
-def _flags_of(kind: type) -> dict[str, bool]:
-    """The flags of a configuration's class, with their defaults."""
-    return {entry.name: entry.default for entry in fields(kind) if type(entry.default) is bool}
-
-
 def save_modules(
     head: MTPHead,
     folder: str | Path,
@@ -184,7 +186,8 @@ def save_modules(
             another model in the folder. Nothing has been written then.
     """
     if layout is None:
-        _save_own(head, folder)
+        what = Written(head.config, str(head.dtype).removeprefix("torch."))
+        write_checkpoint(folder, OWN.keys(what), dict(head.state_dict()))
     else:
         _save_with_target(head, folder, layout_of(layout), target)
 
@@ -204,31 +207,14 @@ def config_for(target: PreTrainedModel, layout: Layout, num_depths: int) -> MTPC
     """The head that a layout's names mean beside a target; `ValueError` for a target that engines
     would run as another model then.
     """
-    return read_config(_reading_of(target, layout, num_depths))
+    return read_config(_reading_of(target, layout, num_layers=num_depths))
 
 
-def _reading_of(
-    target: PreTrainedModel, layout: Layout, num_depths: int | None = None
-) -> ModuleReading:
+def _reading_of(target: PreTrainedModel, layout: Layout, **given: Any) -> ModuleReading:
     """A reading of what is to stand beside a target."""
     text, origin = target.config.get_text_config(), f"the configuration of {type(target).__name__}"
     keys = ConfigFields(text.to_dict(), origin)
-    return ModuleReading(layout, keys, target, num_depths, is_written=True)
-
-
-def _save_own(head: MTPHead, folder: str | Path) -> None:
-    config, layer = head.config, head.config.layer
-    names = ("semantics", "target_state", *_flags_of(MTPConfig))
-    section = {"num_depths": config.num_layers} | {name: getattr(config, name) for name in names}
-    if isinstance(layer, LayerConfig):
-        keys = layer_keys(layer, config.num_layers, config.vocab_size)
-        keys |= {"rope_parameters": dict(layer.rope)}
-        section |= {name: getattr(layer, name) for name in _flags_of(LayerConfig)}
-    else:
-        keys = layer.config.to_dict()
-        section["hf_layer"] = layer.like
-    keys |= {"torch_dtype": str(head.dtype).removeprefix("torch."), SECTION: section}
-    write_checkpoint(folder, keys, dict(head.state_dict()))
+    return ModuleReading(layout, keys, target, given, is_written=True)
 
 
 def _save_with_target(
@@ -285,7 +271,7 @@ def _check_wiring(config: MTPConfig, tensors: Mapping[str, Tensor], reading: Mod
     of_modules = {n: x for n, x in stored.items() if is_named(n, layout.tensors, reading)}
     reading.tensors = read_tensors(of_modules, layout.tensors, reading)
     meant, copied = read_config(reading), {f"has_{name}": True for name in layout.copies}
-    wrong = [text for limit in layout.limits for is_so, text in limit(config) if is_so]
+    wrong = layout.run_otherwise(config)
     ours, theirs = vars(config) | copied, vars(meant)
     names = sorted(entry.name for entry in fields(config) if entry.name != "layer")
     wrong += [f"{n}={ours[n]!r}" for n in names if ours[n] != theirs[n]]
@@ -305,44 +291,6 @@ def _terms(layer: LayerConfig | HFLayerConfig) -> tuple[str, object]:
     return layer.layer_class.__name__, (layer.like, _shaping_keys(layer.config))
 
 
-def _read_own(folder: CheckpointFolder) -> tuple[MTPConfig, dict[str, StoredTensor]]:
-    """What `_save_own` wrote."""
-    keys, section = folder.fields, folder.fields.section(SECTION)
-    if section.get("hf_layer") is not None:
-        like = section.integer("hf_layer", low=0, high=hf_layers.MAX_LAYERS)
-        _check_numbers(keys.raw, keys.origin)
-        layer = HFLayerConfig.of(hf_layers.model_of_config(keys), like=like)
-        for key in keys.raw:
-            keys.get(key)
-    else:
-        layer = read_layer(keys, **{name: section.flag(name) for name in _flags_of(LayerConfig)})
-    flags = {n: section.flag(n, default=value) for n, value in _flags_of(MTPConfig).items()}
-    config = MTPConfig(
-        layer=layer,
-        vocab_size=keys.integer("vocab_size"),
-        num_layers=section.integer("num_depths", high=MAX_DEPTHS),
-        target_state=_check_state("target_state", (section.get("target_state", "final"),)),
-        semantics=section.text("semantics", "chain"),
-        **flags,
-    )
-    return config, folder.tensors()
-
-
-def _with_options(config: MTPConfig, options: Mapping[str, Any], origin: str) -> MTPConfig:
-    given = dict(options)
-    if "feature_layers" in given:
-        given["target_state"] = _check_state("feature_layers", given.pop("feature_layers"))
-    theta = given.pop("rope_theta", None)
-    if theta is not None and not isinstance(config.layer, LayerConfig):
-        raise ValueError(
-            f"{origin}: rope_theta is for heads of the library's own layers; these are "
-            f"{config.layer.layer_class.__name__}s, whose configuration says it"
-        )
-    if theta is not None:
-        given["layer"] = with_theta(config.layer, theta)
-    return replace(config, **given)
-
-
 def _check_state(name: str, layers: Any) -> FeatureLayer:
     """The one feature; `ValueError` if there is another number of them, or it is none."""
     if len(check_layers(name, layers)) == 1:
@@ -352,13 +300,13 @@ def _check_state(name: str, layers: Any) -> FeatureLayer:
     )
 
 
-MTP = Family(
-    name="MTP",
+MTP = family_of_layouts(
+    "MTP",
+    LAYOUTS,
+    MTPDrafter,
+    MTPHead,
     marks=f"prediction modules in a target's own checkpoint, or key {SECTION}",
-    detect=detect,
     translate=translate,
-    drafter=MTPDrafter,
-    head=MTPHead,
     options={
         "feature_layers": (),
         "semantics": get_args(Semantics),
@@ -367,7 +315,6 @@ MTP = Family(
         "zero_first_embedding": (True, False),
         "rope_theta": (),
     },
-    config=MTPConfig,
 )
 """Prediction modules of DeepSeek-V3, GLM-4.5, Qwen3-Next, Qwen3.5, Mellum, MiMo, Step and Ernie.
 

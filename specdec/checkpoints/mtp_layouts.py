@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from dataclasses import fields as fields_of
 from functools import cached_property
 from typing import Any
 
@@ -18,14 +19,17 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from specdec.checkpoints import hf_layers
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.files import FLOATS
-from specdec.checkpoints.layers import read_layer
-from specdec.checkpoints.layout import Key, Layout, Reading, Rule, Tensors, Values
+from specdec.checkpoints.layers import layer_keys, read_layer
+from specdec.checkpoints.layout import Key, Layout, Reading, Rule, Tensors, Values, Written
 from specdec.checkpoints.marks import Clues
 from specdec.checkpoints.tensor_rules import Named, Prefixed, Stacked
+from specdec.drafters.head.hf_layer import HFLayerConfig
 from specdec.drafters.head.layers import LayerConfig
 from specdec.drafters.mtp.head import MTPConfig
 
 MAX_DEPTHS = 32
+SECTION = "specdec_mtp"
+"""Section of config.json of heads that this library wrote."""
 Pairs = Iterator[tuple[bool, str]]
 
 
@@ -36,7 +40,7 @@ class ModuleReading(Reading):
         layout: of the modules.
         keys: of the target's config.json; `fields` are those of its language model.
         target: the target, if there is one.
-        num_depths: D, of modules that have no tensors yet.
+        options: of the caller; `num_layers` of modules that have no tensors yet.
         is_written: the modules are not in a file yet.
     """
 
@@ -45,12 +49,12 @@ class ModuleReading(Reading):
         layout: Layout,
         keys: ConfigFields,
         target: PreTrainedModel | None = None,
-        num_depths: int | None = None,
+        options: Mapping[str, Any] | None = None,
         *,
         is_written: bool = False,
     ):
-        given = {} if num_depths is None else {"num_layers": num_depths}
-        super().__init__(layout, hf_layers.text_fields(keys), {}, given, target=target)
+        fields = keys if SECTION in keys.raw else hf_layers.text_fields(keys)
+        super().__init__(layout, fields, {}, options, target=target)
         self.keys, self.notes, self.is_written = keys, keys.notes, is_written
 
     @cached_property
@@ -123,11 +127,6 @@ def _of_several(reading: ModuleReading) -> Pairs:
     yield depths > 1, f"{depths} layers behind one projection"
 
 
-def _one_depth(config: MTPConfig) -> Pairs:
-    """Names without a number."""
-    yield config.num_layers > 1, f"{config.num_layers} depths"
-
-
 def _noted(value: Any, note: str) -> Callable[[Reading], Any]:
     """A value (or a function of the reading) about which engines disagree."""
 
@@ -141,6 +140,30 @@ def _noted(value: Any, note: str) -> Callable[[Reading], Any]:
 def _before_norm(reading: Reading) -> int:
     """Hidden state N."""
     return reading.fields.integer("num_hidden_layers", high=hf_layers.MAX_LAYERS)
+
+
+def _flags_of(kind: type) -> dict[str, bool]:
+    """The flags of a configuration's class, with their defaults."""
+    return {entry.name: entry.default for entry in fields_of(kind) if type(entry.default) is bool}
+
+
+def _own_layer(reading: ModuleReading) -> LayerConfig | HFLayerConfig:
+    """As `_own_keys` describes it."""
+    keys, section = reading.fields, reading.fields.section(SECTION)
+    if section.get("hf_layer") is None:
+        return read_layer(keys, **{name: section.flag(name) for name in _flags_of(LayerConfig)})
+    like = section.integer("hf_layer", low=0, high=hf_layers.MAX_LAYERS)
+    return HFLayerConfig.of(hf_layers.model_of_config(keys), like=like)
+
+
+def _own_keys(what: Written) -> dict[str, Any]:
+    """The layer of a head in the library's own file."""
+    config, layer = what.config, what.config.layer
+    if isinstance(layer, HFLayerConfig):
+        return layer.config.to_dict() | {f"{SECTION}.hf_layer": layer.like}
+    keys = layer_keys(layer, config.num_layers, config.vocab_size)
+    flags = {f"{SECTION}.{name}": getattr(layer, name) for name in _flags_of(LayerConfig)}
+    return keys | {"rope_parameters": dict(layer.rope)} | flags
 
 
 def _has(name: str) -> Callable[[Reading], bool]:
@@ -253,7 +276,8 @@ QWEN = _modules(
     refuse=(_of_modules, _of_several),
     name="Qwen",
     file=(("mtp_num_hidden_layers", 1),),
-    limits=(_one_depth,),
+    inert={"mtp_use_dedicated_embeddings": ...},  # the tensors say so
+    only={"num_layers": (1,)},
 )
 MIMO = _modules(
     "MiMo",
@@ -277,6 +301,12 @@ MIMO = _modules(
             f"the first depth reads {_PRE}, as in vLLM; SGLang hands in the normalised one",
         ),
         "zero_first_embedding": True,
+    },
+    inert={
+        "attention_bias": (True,),
+        "layer_types": lambda kinds, r: {*kinds} == {"full_attention"},
+        "use_sliding_window": (False,),
+        **{"sliding_window": ..., "max_window_layers": ...},  # of no layer then
     },
     name="MiMo",
     file=(("architectures", ["MiMoForCausalLM"]),),
@@ -362,7 +392,32 @@ DEEPSEEK = _modules(
     copies=("embed_tokens", "lm_head"),
 )
 
-LAYOUTS = (QWEN, MIMO, MIMO_V2, ERNIE, STEP, DEEPSEEK)
+_OWN_FLAGS = _flags_of(MTPConfig)
+OWN = Layout(
+    "specdec",
+    "MTP",
+    MTPConfig,
+    lambda clues: clues.key(SECTION),
+    fields={
+        "layer": _own_layer,
+        "vocab_size": Key("vocab_size", int),
+        "num_layers": Key(f"{SECTION}.num_depths", int, high=MAX_DEPTHS),
+        "target_state": Key(
+            f"{SECTION}.target_state",
+            read=lambda r: r.fields.section(SECTION).get("target_state", "final"),
+        ),
+        "semantics": Key(f"{SECTION}.semantics", "chain"),
+        **{name: Key(f"{SECTION}.{name}", usual) for name, usual in _OWN_FLAGS.items()},
+    },
+    inert={"num_hidden_layers": lambda count, r: count == r["num_layers"]},
+    file=(
+        *(_own_keys, lambda what: {"torch_dtype": what.dtype}),
+        *("num_layers", "target_state", "semantics", *_OWN_FLAGS),
+    ),
+)
+"""Heads without their target, which load back bit for bit."""
+
+LAYOUTS = (OWN, QWEN, MIMO, MIMO_V2, ERNIE, STEP, DEEPSEEK)
 WRITTEN = (
     QWEN,  # transformers, of Mellum: tests/drafters/test_mtp_hf.py
     MIMO,  # vLLM: tests/foreign/test_vllm.py

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import fields as fields_of
 from typing import Any
 
-from specdec.checkpoints.family import refuse_unsupported
 from specdec.checkpoints.layout import Reading
 
 
 def check_supported(reading: Reading) -> None:
     """`ValueError` with all that no head of the library has."""
-    complaints = (pair for refuse in reading.layout.refuse for pair in refuse(reading))
-    refuse_unsupported(reading.fields, complaints)
+    pairs = (pair for refuse in reading.layout.refuse for pair in refuse(reading))
+    if found := [text for is_so, text in pairs if is_so]:
+        raise ValueError(f"{reading.fields.origin}: not supported: {'; '.join(found)}")
 
 
 def read_config(reading: Reading) -> Any:

@@ -9,7 +9,7 @@ import torch
 from specdec.checkpoints.files import StoredTensor
 from specdec.checkpoints.layer_ids import NAME_THEM, check_layers, evenly_spaced
 from specdec.checkpoints.layers import read_layer, read_windows, with_layer, with_theta
-from specdec.checkpoints.layout import Key, Reading, Rule, Tensors
+from specdec.checkpoints.layout import Key, Pairs, Reading, Rule, Tensors
 from specdec.drafters.head.layers import LayerConfig
 from specdec.drafters.head.rotary import INTERLEAVED, SECTIONS
 from specdec.drafters.head.sharing import check_target
@@ -271,7 +271,34 @@ def joined_input(reading: Reading) -> str:
     return "input"
 
 
+def others_of_deepspec(reading: Reading) -> Pairs:
+    """DeepSpec's other heads."""
+    unknown = [n for n in reading.fields.strings("architectures") if n != "Qwen3Eagle3Model"]
+    yield bool(unknown), f"architectures {unknown} (of DeepSpec, Qwen3Eagle3Model is read)"
+
+
 # Masks and blocks.
+
+
+def files_beside(reading: Reading) -> Pairs:
+    """Files that a mask-token head cannot have beside it."""
+    is_pard2 = bool({"warp_model.bin", "pard_warp_model"} & reading.beside)
+    yield is_pard2, "PARD-2: a language model that reads the target's features through warp_model"
+    is_pickled = "mask_embedding.pt" in reading.beside
+    yield is_pickled, "mask_embedding.pt: a pickled embedding of the masks"
+
+
+def other_language_models(reading: Reading) -> Pairs:
+    """Language models of other layers."""
+    kind, known = reading.fields.text("model_type", "llama"), ("llama", "qwen2", "qwen3")
+    yield kind not in known, f"model_type {kind!r} of {list(known)}"
+
+
+def is_dflare(reading: Reading) -> Pairs:
+    """Heads of an architecture of which no wiring is known here."""
+    is_so = any("DFlare" in name for name in reading.fields.strings("architectures"))
+    yield is_so, "architecture DFlare, of which no wiring is known here"
+
 
 _MASK_KEYS = (
     *("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id"),

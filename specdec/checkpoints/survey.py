@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_choice
+from specdec.arguments import check_choice, shown
 from specdec.checkpoints.family import Family, Source, Translation, recognise
 from specdec.checkpoints.files import FLOATS, CheckpointFolder, StoredTensor, names_of
 from specdec.checkpoints.hub import find_folder
-from specdec.checkpoints.layers import inert_keys
+from specdec.checkpoints.keys import refusal_of, unknown_keys
 from specdec.checkpoints.layout import Layout, check_own
 from specdec.checkpoints.vocab_map import read_vocab_map
 
@@ -84,8 +84,8 @@ class Survey:
         expected: names and shapes of the head's own weights.
         faults: what is wrong with its tensors, in words; empty if nothing is.
         unread: tensors that are left alone, with the reason.
-        unread_keys: keys of config.json that the reading has not looked up, but for those that
-            every HF configuration has.
+        unread_keys: keys of config.json that nothing reads and that may change the computation.
+            They are a fault.
         notes: what was decided and why, one line each.
         reread: (options of the family) -> the configuration, read with these as well.
     """
@@ -113,7 +113,7 @@ class Survey:
         if self.faults:
             raise ValueError(
                 f"{self.folder} does not hold the tensors of the head that its configuration "
-                f"describes: {'; '.join(self.faults)}"
+                f"describes, or a head that is not read: {'; '.join(self.faults)}"
             )
         config, dtype = self.config, None
         maps = [self.stored[name].read() if name in self.stored else None for name in MAP_TYPES]
@@ -142,6 +142,7 @@ def survey_checkpoint(
     layouts: Sequence[Layout] = (),
     allow_pickle: bool = False,
     ignore_tensors: Collection[str] = (),
+    ignore_keys: Collection[str] | None = None,
     revision: str | None = None,
     **options: Any,
 ) -> Survey:
@@ -156,6 +157,8 @@ def survey_checkpoint(
         allow_pickle: also read pickled files, with `torch.load(weights_only=True)`. A bug in
             the unpickler could let such a file run code: only for files whose origin you trust.
         ignore_tensors: names of tensors, as in the file, that may be left unread.
+        ignore_keys: keys of config.json, `section.key` where they are nested, that nothing reads
+            and that change nothing. All others but well-known ones are an error.
         revision: branch, tag or commit on the hub.
         options: of the family's reading (`layer_convention`, `rope_theta`, ...); `None` is the same
             as not given.
@@ -164,9 +167,11 @@ def survey_checkpoint(
         TypeError: an option that the family does not have.
         ValueError: a checkpoint of none of the families, one that is unsafe or damaged, of an
             unsupported kind, in contradiction with itself, or made for another target. Tensors that
-            do not fit are listed in the result's `faults`.
+            do not fit, and keys that nothing reads, are listed in the result's `faults`.
     """
     check_choice("allow_pickle", allow_pickle, (True, False))  # 'no' would be true
+    if isinstance(ignore_keys, str):
+        raise TypeError(f"ignore_keys must be a list of keys, got {shown(ignore_keys)}")
     path = find_folder(path_or_id, allow_pickle=allow_pickle, revision=revision)
     folder = CheckpointFolder(path, allow_pickle=allow_pickle, files=_files_of(families))
     family, source = _recognise(folder, families, layouts)
@@ -182,19 +187,20 @@ def survey_checkpoint(
         notes.append("an adapter lies beside the head: it may want the target with it merged in")
     expected = expected_tensors(family, read.config)
     faults, unread = _compare(expected, read, frozenset(ignore_tensors))
-    shown = source
+    if keys := unknown_keys(read.fields, ignore_keys or ()):
+        faults = (refusal_of(keys), *faults)
     if folder.fields.get("producer") == "specdec":
-        shown = source._replace(producer="specdec", why=f"its own word; {source.why}")
+        source = source._replace(producer="specdec", why=f"its own word; {source.why}")
     return Survey(
         folder=path,
         family=family,
-        source=shown,
+        source=source,
         config=read.config,
         stored=read.tensors,
         expected=expected,
         faults=faults,
         unread=unread,
-        unread_keys=tuple(sorted(read.fields.unread - inert_keys())),
+        unread_keys=tuple(sorted(keys)),
         notes=tuple(notes),
         exact=read.exact,
         reread=lambda **more: family.translate(folder, source, target, given | more).config,
@@ -230,10 +236,11 @@ def _files_of(families: Iterable[Family]) -> list[str]:
 def _recognise(
     folder: CheckpointFolder, families: Iterable[Family], layouts: Sequence[Layout]
 ) -> tuple[Family, Source]:
+    folder = folder.anew()  # what marks look at is not read
     if source := recognise(folder, check_own(layouts)):
         return _family_of_layout(source.layout, families), source
     claims = [(family, source) for family in families if (source := family.detect(folder))]
-    sure = [claim for claim in claims if claim[1].is_sure] or claims
+    sure = [claim for claim in claims if not claim[0].yields] or claims
     if len(sure) == 1:
         return sure[0]
     if sure:

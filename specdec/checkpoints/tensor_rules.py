@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specdec.checkpoints.files import StoredTensor
 from specdec.checkpoints.layout import Reading, Rule, Tensors, Values
+from specdec.drafters.head.layers import LayerConfig
 
 
 class Names(Rule, ABC):
@@ -328,6 +329,26 @@ class Shaped(Rule):
             return tensors
         new = replace(stored, shape=shape, read=lambda: stored.read().reshape(shape))
         return tensors | {self.name: new}
+
+
+_TURNED = re.compile(r".*\.self_attn\.(q|k)_(proj\.(weight|bias)|norm\.weight)")
+
+
+def half_pairs(tensors: Tensors, layer: LayerConfig) -> Tensors:
+    """Queries and keys whose rope turns channels (2i, 2i + 1) of a head, with channels in the order
+    of a rope that turns (i, i + R / 2): their rows, their biases, and weights of norms per head.
+    """
+    turned = torch.arange(layer.rotary_width, device="cpu")
+    rest = torch.arange(layer.rotary_width, layer.head_dim, device="cpu")
+    order = torch.cat([turned[::2], turned[1::2], rest])
+
+    def permuted(stored: StoredTensor) -> StoredTensor:
+        def read() -> Tensor:
+            return stored.read().unflatten(0, (-1, layer.head_dim))[:, order].flatten(0, 1)
+
+        return replace(stored, read=read)
+
+    return {n: permuted(x) if _TURNED.fullmatch(n) else x for n, x in tensors.items()}
 
 
 def read_tensors(

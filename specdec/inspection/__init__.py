@@ -17,7 +17,6 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from specdec.checkpoints.files import names_of
 from specdec.checkpoints.layer_ids import other_hidden_states
 from specdec.checkpoints.layers import DEFAULT_ROPE_THETA
 from specdec.checkpoints.survey import Checkpoint, Survey, expected_tensors
@@ -202,8 +201,6 @@ def describe(survey: Survey, checkpoint: Checkpoint | None) -> str:
         *(("fault", fault) for fault in survey.faults),
         *(("unread", f"{name}: {why}") for name, why in sorted(survey.unread.items())),
     ]
-    if survey.unread_keys:
-        lines.append(("keys unread", names_of(survey.unread_keys)))
     lines += [("note", note) for note in read.notes]
     return "\n".join(f"{name:<14}{printable(text)}" for name, text in lines)
 

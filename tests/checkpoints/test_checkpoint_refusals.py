@@ -46,24 +46,18 @@ def with_tensor(name, change):
 
 
 UNSUPPORTED = {  # Every line begins with "not supported".
-    "a drafter with multi-head latent attention": nvidia(kv_lora_rank=16),
-    "kv_lora_rank: a drafter": amazon(kv_lora_rank=16),
-    "kv_lora_rank: ": nvidia().plus({"layers.0.self_attn.kv_a_proj_with_mqa.weight": (2,)}),
-    ".experts. .. mixture-of-experts": nvidia().plus(experts("layers")),
-    "tensors .. experts": pard().plus(experts("model.layers")),
-    "parallel_draft_step > 1: parallel draft heads": nvidia(eagle={"parallel_draft_step": 2}),
-    "tensors parallel_draft_heads": nvidia().plus(
-        {"parallel_draft_heads.0.medusa_layers.0.linear.weight": (2,)}
-    ),
-    "use_mtp_layernorm": nvidia(eagle={"use_mtp_layernorm": True}),
-    "first_layer: false": nvidia(eagle={"use_input_layernorm_in_first_layer": False}),
-    "next_layer_regular: false": nvidia(eagle={"next_layer_regular": False}),
-    "mlp_bias": vllm(mlp_bias=True),
-    " mlp_bias": pard(mlp_bias=True),
-    "quantization_config: quantised": vllm(quantization_config={"quant_method": "fp8"}),
-    "quantization_config": z_lab(quantization_config={"bits": 4}),
-    "layernorms: norms of the embedding": speculators_eagle1(layernorms=True),
-    "transformer_layer_architecture 'MistralDecoderLayer'": speculators_eagle1(
+    "keys .. nothing reads .. kv_lora_rank = 16": nvidia(kv_lora_rank=16),
+    "kv_lora_rank = 16": amazon(kv_lora_rank=16),
+    "parallel_draft_step = 2": nvidia(eagle={"parallel_draft_step": 2}),
+    "use_mtp_layernorm = True": nvidia(eagle={"use_mtp_layernorm": True}),
+    "first_layer = False": nvidia(eagle={"use_input_layernorm_in_first_layer": False}),
+    "next_layer_regular = False": nvidia(eagle={"next_layer_regular": False}),
+    "mlp_bias = True": vllm(mlp_bias=True),
+    " mlp_bias = True": pard(mlp_bias=True),
+    "quantization_config.quant_method = 'fp8'": vllm(quantization_config={"quant_method": "fp8"}),
+    "quantization_config.bits = 4": z_lab(quantization_config={"bits": 4}),
+    "layernorms = True": speculators_eagle1(layernorms=True),
+    "transformer_layer_architecture = 'MistralDecoderLayer'": speculators_eagle1(
         transformer_layer_architecture="MistralDecoderLayer"
     ),
     "model_type 'qwen3_next'": speculators(kind="qwen3_next"),
@@ -73,21 +67,23 @@ UNSUPPORTED = {  # Every line begins with "not supported".
     ),
     "layer_types .. 'linear_attention'": z_lab(layer_types=["linear_attention"] * 2),
     "architectures ['Gemma4Eagle3Model']": deepspec(architectures=["Gemma4Eagle3Model"]),
-    "DeepSpec's layers all read the embedding": deepspec(num_hidden_layers=2),
-    "PARD-2": pard(pard2_target_layers=[1, 2]),
-    "dflash_config.attention_value_scale 2": z_lab(dflash={"attention_value_scale": 2}),
-    "final_logit_softcapping": z_lab(dflash={"final_logit_softcapping": 30.0}),
-    "is_neox_style false": z_lab(is_neox_style=False),
+    "pard2_target_layers = [1, 2]": pard(pard2_target_layers=[1, 2]),
+    "dflash_config.attention_value_scale = 2": z_lab(dflash={"attention_value_scale": 2}),
+    "final_logit_softcapping = 30.0": z_lab(dflash={"final_logit_softcapping": 30.0}),
     "architecture DFlare": z_lab(architectures=["QwenDFlareDraftModel"]),
-    "use_sliding_window of a P-EAGLE head": amazon(use_sliding_window=True),
-    "use_aux_hidden_state: false": z_lab(dflash={"use_aux_hidden_state": False}),
+    "use_sliding_window = True": amazon(use_sliding_window=True),
+    "use_aux_hidden_state = False": z_lab(dflash={"use_aux_hidden_state": False}),
+    "attention_sink_bias = True": z_lab(
+        dflash={"attention_sink_bias": False}, attention_sink_bias=True
+    ),
+    "projector_type = 'other'": z_lab(dflash={"projector_type": "other"}),
+    "spd_type = 'other'": pard(spd_type="other"),
 }
 OTHER_KINDS = {  # Heads of a block, where only EAGLE is asked for.
-    "ptd_token_id: a parallel": vllm(ptd_token_id=5),
-    "mask_token_id: a parallel": vllm(mask_token_id=5),
-    "tensor mask_hidden: a parallel": vllm().plus({"mask_hidden": (1, 1, 3 * HIDDEN)}),
-    "dflash_config: a block": vllm(dflash_config={"mask_token_id": 3}),
-    "speculators_model_type 'peagle'": speculators(speculators_model_type="peagle"),
+    "ptd_token_id = 5": vllm(ptd_token_id=5),
+    "mask_token_id = 5": vllm(mask_token_id=5),
+    "dflash_config.mask_token_id = 3": vllm(dflash_config={"mask_token_id": 3}),
+    "speculators_model_type = 'peagle'": speculators(speculators_model_type="peagle"),
 }
 QWEN_LAYERS = speculators(kind="qwen3").config["transformer_layer_config"]
 CONTRADICTIONS = {
@@ -153,9 +149,6 @@ CONTRADICTIONS = {
         dflash={"sample_from_anchor": False}, sample_from_anchor=True
     ),
     "of shift_label: True at the top and False": domino(shift_label=False).but(shift_label=True),
-    "two values of attention_sink_bias": z_lab(
-        dflash={"attention_sink_bias": False}, attention_sink_bias=True
-    ),
     "of is_causal: True at the top and False": z_lab(dflash={"causal": False}, is_causal=True),
     "is_causal must be true or false, got 1": z_lab(is_causal=1),
     "use_sliding_window is false; set it to true": z_lab(
@@ -177,7 +170,18 @@ CONTRADICTIONS = {
     "missing lm_head.weight": pard().but("lm_head.weight"),
     "missing .. layers.0.self_attn.q_proj.bias (mask)": pard(attention_bias=True),
     "unexpected layers.3": pard(layers=4).but(num_hidden_layers=3),
+    "num_hidden_layers must be an integer in 1..1": deepspec(
+        num_hidden_layers=2, layer_types=["full_attention"] * 2
+    ),
     # Tensors.
+    "unexpected layers.0.self_attn.kv_a_proj": nvidia().plus(
+        {"layers.0.self_attn.kv_a_proj_with_mqa.weight": (2,)}
+    ),
+    "unexpected layers.0.mlp.experts": nvidia().plus(experts("layers")),
+    "unexpected layers.0.mlp.experts.0.up_proj.weight": pard().plus(experts("model.layers")),
+    "unexpected parallel_draft_heads": nvidia().plus(
+        {"parallel_draft_heads.0.medusa_layers.0.linear.weight": (2,)}
+    ),
     "missing fc.weight, layers.0.hidden_norm.weight": safeailab_eagle3().but(
         "fc.weight", "midlayer.hidden_norm.weight"
     ),
@@ -239,6 +243,12 @@ MISTAKEN = [
     (z_lab(), {"layer": {"window": 3}}, "layer must be a dict of fields of LayerConfig"),
     (z_lab(), {"layer": 3}, "layer must be a dict of fields of LayerConfig, got 3"),
     (z_lab(), {"feedback_norm": True}, "unknown option feedback_norm; expected alignment"),
+    (
+        vllm().plus({"mask_hidden": (1, 1, 3 * HIDDEN)}),
+        {"families": (EAGLE,)},
+        "unexpected mask_hidden",
+    ),
+    (vllm(), {"ignore_keys": "mlp_bias"}, "ignore_keys must be a list of keys, got 'mlp_bias'"),
     (specforge(), {"families": (MASK_TOKEN,)}, "none of the families .. mask token (keys ptd_tok"),
     *((files, {"families": (EAGLE,)}, f"not supported .. {m}") for m, files in OTHER_KINDS.items()),
 ]
@@ -318,4 +328,4 @@ def test_two_families_or_none_that_reads_a_file_say_so_in_any_order(families, tm
         families=families,
     )
     medusa = EAGLE_CASES[0].files.but(medusa_num_heads=3).write(tmp_path / "none")
-    refuses(medusa, "medusa_num_heads: a block or Medusa drafter", families=families)
+    refuses(medusa, "not supported .. medusa_num_heads = 3", families=families)

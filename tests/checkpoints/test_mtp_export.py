@@ -112,7 +112,7 @@ def test_what_cannot_be_written_is_refused(tmp_path):
     other = MTPDrafter(new_head(target, 1), target, 3)
     with pytest.raises(ValueError, match="decoder layers other than LlamaDecoderLayer; train a"):
         other.save_pretrained(tmp_path / "whole", "DeepSeek", target)
-    with pytest.raises(ValueError, match="Qwen's layout cannot have 2 depths"):
+    with pytest.raises(ValueError, match="Qwen's layout cannot have num_layers=2"):
         drafter.save_pretrained(tmp_path / "whole", "Qwen", target)
     longer = random_model("Llama", rope_parameters={"rope_type": "default", "rope_theta": 77.0})
     with pytest.raises(ValueError, match="decoder layers other than LlamaDecoderLayer"):

@@ -40,8 +40,8 @@ def test_the_family_that_recognises_a_checkpoint_reads_it(tmp_path):
     families = TOY, EAGLE
     assert survey_checkpoint(tmp_path / "toy", families=families).family is TOY
     assert survey_checkpoint(eagle3, TARGET, families=families).family is EAGLE
-    with pytest.raises(ValueError, match="tensor mask_hidden: a parallel"):
-        survey_checkpoint(tmp_path / "toy", families=(EAGLE,))
+    with pytest.raises(ValueError, match=r"nothing reads: .*toy_mask_token_id = "):
+        survey_checkpoint(tmp_path / "toy", families=(EAGLE,)).load()
     with pytest.raises(ValueError, match=r"none of the families .*: toy \(key toy_mask_token_id"):
         survey_checkpoint(eagle3, families=(TOY,))
 

@@ -176,9 +176,9 @@ def test_a_head_is_written_as_vllm_reads_it_and_read_back(tmp_path, capsys):
 
 
 OTHERS = {
-    "truncated_vocab_size 40": {"truncated_vocab_size": 40},
-    "one vocabulary matrix for all heads": {"original_lm_head": True},
-    "logit_scale": {"logit_scale": 0.5},
+    "truncated_vocab_size = 40": {"truncated_vocab_size": 40},
+    "original_lm_head = True": {"original_lm_head": True},
+    "logit_scale = 0.5": {"logit_scale": 0.5},
 }
 
 

@@ -167,7 +167,7 @@ def test_a_small_advantage_is_called_noise(tmp_path):
     assert "accepts more; to load the head so: feature_layers=" in table(trials)
 
 
-NORMS = specforge(ids=[1, 3, 4], norm_output=True, fc_norm=True, odd_key=3).plus(FC_NORMS)
+NORMS = specforge(ids=[1, 3, 4], norm_output=True, fc_norm=True).plus(FC_NORMS)
 EAGLE_IDS = nvidia(ids=(1, 3, 6))
 ROPE_7 = ["--rope-theta", "7"]
 SHOWN = [
@@ -182,7 +182,6 @@ SHOWN = [
             "vocabulary +20 draft ids, 61 of the target",
             "parts +embeddings: its own; vocabulary head: its own",
             "tensors +17 make up such a head: none missing, none unexpected",
-            "keys unread +odd_key",
             "note +eagle_config.eagle_aux.* are outputs of layers",
             "note +norm_output is taken as SpecForge's",
             "note +d2t: 20 of 61 ids, injective, in range, equal to t2d, ascending",
@@ -216,7 +215,7 @@ def test_the_report_names_every_decision(files, options, lines, tmp_path, capsys
     assert not [line for line in lines if not re.search(line, report)], report
 
 
-FAULTY = safeailab_eagle3().but("fc.weight").plus({"y": (1,)})
+FAULTY = safeailab_eagle3(odd_key=3).but("fc.weight").plus({"y": (1,)})
 REFUSED = [
     (FAULTY, "safetensors", [], "missing fc.weight; unexpected y\n"),
     (safeailab_eagle3(), "bin", [], "--allow-pickle"),
@@ -234,7 +233,9 @@ def test_a_faulty_checkpoint_ends_in_one_line(files, container, options, message
     assert message in printed.err
     assert len(printed.err.splitlines()) == 1
     if files is FAULTY:
-        assert re.search("fault +missing fc.weight\nfault +unexpected y\n", printed.out)
+        assert re.search(
+            "fault .*odd_key = 3.*\nfault +missing fc.weight\nfault +unexpected y\n", printed.out
+        )
     if container == "bin":
         assert main(["inspect", folder, "--allow-pickle"]) == 0
     assert main(["inspect", str(tmp_path / "none")]) == 2
@@ -246,4 +247,4 @@ def test_a_head_of_the_librarys_own_is_called_so_and_every_key_of_it_is_read(nam
     assert main(["inspect", str(zoo.WEIGHTS_DIR / name)]) == 0
     report = capsys.readouterr().out
     assert "producer      specdec (" in report
-    assert "keys unread" not in report
+    assert "\nfault" not in report
