@@ -84,6 +84,7 @@ def test_a_wheel_and_an_sdist_contain_every_file_of_the_package(tmp_path):
     information = f"{project['name'].replace('-', '_')}-{specdec.__version__}.dist-info/"
     assert {name for name in in_wheel if not name.startswith(information)} == files_of_the_package()
     assert (files_of_the_package() | needed) - in_sdist == set()
+    assert not {name for name in in_sdist if name.startswith("tests/")}  # all of them, or none
 
 
 def test_a_folder_and_a_file_that_are_left_out_are_noticed(tmp_path):

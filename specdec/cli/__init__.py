@@ -45,7 +45,7 @@ def app() -> typer.Typer:
     for function in COMMANDS:
         # Only `train` passes on what it does not know, to Hugging Face's own arguments.
         settings = dict.fromkeys(["allow_extra_args", "ignore_unknown_options"], function is train)
-        paragraphs = [" ".join(text.split()) for text in function.__doc__.split("\n\n")]
+        paragraphs = [" ".join(text.split()) for text in (function.__doc__ or "").split("\n\n")]
         command = commands.command(help="\n\n".join(paragraphs), context_settings=settings)
         command(ungrouped(function))
     return commands

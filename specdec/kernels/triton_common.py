@@ -284,7 +284,7 @@ def find_past(weights, threshold, length: tl.constexpr):
     is_past = (sums > threshold) & is_positive
     rank = tl.where(is_past, index, tl.where(is_positive, 2 * length - index, 3 * length))
     best, before = tl.reduce((rank, sums - weights), 0, _first_of)
-    found = tl.where(best < length, best, tl.maximum(2 * length - best, -1))
+    found = tl.where(best < length, best, 2 * length - best)
     return tl.where(found < 0, length, found), before
 
 

@@ -1,11 +1,14 @@
-"""The standard library's sources, which any machine with specdec has: what the zoo is about. A part
-of them is held out from all training.
+"""The standard library's sources: what the zoo is trained on, and modules that no training saw.
+
+Training reads the sources of the running interpreter. The held-out modules are those of CPython
+3.11.7 and lie in the package with their licence, so prompts are the same on every Python.
 """
 
 from __future__ import annotations
 
 import re
 import sysconfig
+import zipfile
 from pathlib import Path
 
 from specdec.arguments import check_integer
@@ -64,27 +67,21 @@ def sources_of(root: Path, *, skipped: tuple[str, ...]) -> list[Path]:
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
 
-def heldout_files() -> list[Path]:
+def heldout_files() -> list[zipfile.Path]:
     """List the sources of the `HELD_OUT` modules, in the order of that tuple.
 
     Returns:
-        Paths of the held-out modules that this Python has.
+        Paths within the package's archive of CPython 3.11.7's sources.
 
     Example:
         >>> heldout_files()[0].name
         'textwrap.py'
     """
-    root = stdlib_root()
-    found = [root / name for name in HELD_OUT if (root / name).is_file()]
-    if not found:
-        raise FileNotFoundError(
-            f"none of the held-out modules is under {root}: expected files such as {HELD_OUT[0]}, "
-            "use an interpreter that ships its library's sources"
-        )
-    return found
+    archive = zipfile.Path(Path(__file__).with_name("heldout.zip"))
+    return [archive / name for name in HELD_OUT]
 
 
-def read_source(path: Path) -> str:
+def read_source(path: Path | zipfile.Path) -> str:
     """Return a source's text; odd bytes are replaced, since a few old modules are not UTF-8."""
     return path.read_text(encoding="utf-8", errors="replace")
 

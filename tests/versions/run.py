@@ -33,7 +33,7 @@ FREE = ("transformers", "huggingface-hub", "tokenizers")
 def oldest() -> str:
     """That `pyproject.toml` admits."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    bounds = (re.fullmatch(r"transformers>=([\d.]+)", d) for d in project["dependencies"])
+    bounds = (re.match(r"transformers>=([\d.]+)", d) for d in project["dependencies"])
     version = next(bound[1] for bound in bounds if bound)
     return ".".join((*version.split("."), "0")[:3])
 
