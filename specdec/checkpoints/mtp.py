@@ -85,7 +85,7 @@ def translate(
     config = read_config(reading)
     _check_state("target_state", (config.target_state,))
     if isinstance(config.layer, HFLayerConfig):  # whose class has read the target's keys
-        known = hf_layers.known_keys(type(config.layer.config))
+        known = {*hf_layers.known_keys(type(config.layer.config)), *(_COUNTS if is_own else ())}
         for fields in (keys, text):
             fields.accept(k for k in fields.raw if k in known or not _OF_MODULES.fullmatch(k))
     reading.accept_inert()
