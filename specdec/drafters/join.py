@@ -169,18 +169,24 @@ def _padded(draft: Draft, width: int) -> Draft:
     """A chain with a count of each row, and room for `width` tokens."""
     missing, probs = width - draft.tokens.shape[1], draft.probs
     probs = None if probs is None else F.pad(probs, (0, 0, 0, missing))
+    raw = None if draft.raw_probs is None else F.pad(draft.raw_probs, (0, missing), value=torch.nan)
     num_valid = draft.is_valid.sum(dim=1) if draft.num_valid is None else draft.num_valid
-    return Draft(F.pad(draft.tokens, (0, missing), value=PAD_TOKEN), probs, num_valid)
+    tokens = F.pad(draft.tokens, (0, missing), value=PAD_TOKEN)
+    return Draft(tokens, probs, num_valid, raw_probs=raw)
 
 
 def _first_of(first: Draft, other: Draft) -> Draft:
     """By row, the first draft if it has a token, else the other. Where one of them has
-    probabilities, a deterministic one has point masses.
+    probabilities, a deterministic one has point masses, and NaN for `raw_probs`.
     """
-    has_any, probs = first.num_valid > 0, None
+    has_any, probs, raw = first.num_valid > 0, None, None
     known = [draft.probs for draft in (first, other) if draft.probs is not None]
     if known:
         pair = (draft.probs_like(known[0]) for draft in (first, other))
         probs = torch.where(has_any[:, None, None], *pair)
+    own = [torch.nan if draft.raw_probs is None else draft.raw_probs for draft in (first, other)]
+    if not all(isinstance(each, float) for each in own):
+        raw = torch.where(has_any[:, None], *own)
     tokens = torch.where(has_any[:, None], first.tokens, other.tokens)
-    return Draft(tokens, probs, torch.where(has_any, first.num_valid, other.num_valid))
+    num_valid = torch.where(has_any, first.num_valid, other.num_valid)
+    return Draft(tokens, probs, num_valid, raw_probs=raw)
