@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from specdec.drafters.base import Drafter, check_num_draft_tokens
+from specdec.arguments import check_integer
+from specdec.drafters.base import Drafter
 from specdec.drafters.check import check_drafter, check_state
 from specdec.drafters.wrapped import context_of, learn_of
 from specdec.graphs.tree import shared
@@ -114,7 +115,8 @@ class FirstMatch(Drafter):
 
     @num_draft_tokens.setter
     def num_draft_tokens(self, number: int) -> None:
-        number = check_num_draft_tokens(number, of="FirstMatch.")
+        advice = "each of its drafters drafts one token or more"
+        check_integer("FirstMatch.num_draft_tokens", number, 1, advice=advice)
         for drafter in self.drafters:
             drafter.num_draft_tokens = number
 
@@ -154,7 +156,8 @@ class FirstMatch(Drafter):
         """Every drafter drafts; each row takes the first draft that has a token."""
         drafts = []
         for drafter, part, most in zip(self.drafters, state.parts, state.lengths, strict=True):
-            told = replace(drawing, num_draft_tokens=min(most, drawing.num_draft_tokens))
+            count = min(most, drawing.num_draft_tokens)
+            told = replace(drawing, num_draft_tokens=count, is_shared=True)
             own = context_of(drafter, context, self.feature_layers)
             drafts.append(drafter.propose(own, part, told))
         return reduce(_first_of, (_padded(draft, drawing.num_draft_tokens) for draft in drafts))
