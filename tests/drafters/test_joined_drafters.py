@@ -68,6 +68,8 @@ def test_each_row_has_the_first_draft_with_a_token_and_its_probabilities(
         assert draft.tokens.shape == (3, count)
         assert (draft.probs is None) == all(part.probs is None for part in drafts)
         for row in range(3):
+            if loop.num_new[row] < again.num_new[row]:  # it has ended
+                continue
             sizes = [
                 part.tokens.shape[1] if part.num_valid is None else int(part.num_valid[row])
                 for part in drafts
@@ -81,7 +83,7 @@ def test_each_row_has_the_first_draft_with_a_token_and_its_probabilities(
             expected = torch.nn.functional.one_hot(own.tokens[row, :size].clamp(min=0), VOCAB)
             if own.probs is not None:
                 expected = own.probs[row, :size]
-            assert draft.probs[row, :size].equal(expected.to(draft.probs))
+            torch.testing.assert_close(draft.probs[row, :size], expected.to(draft.probs))
         commit_some(loop, draft, count, integer, 5)
 
 
