@@ -114,8 +114,9 @@ class Draft:
         runs: sizes of consecutive runs of nodes, K in all, in which no node hangs on another one or
             on the same one as another: rules that look at probabilities take one run at a time.
             `None` for runs of one node.
-        raw_probs: `[B, K]`, the drafter's probability of each token before temperature and
-            truncation, for traces (`Drawing.wants_raw`); `None` where nobody asked.
+        raw_probs: `[B, K]`, the drafter's probability of each token given its path, before
+            temperature, truncation and what siblings left, for traces (`Drawing.wants_raw`); `None`
+            where nobody asked.
         proposed: set by the loop: the draft as the drafter returned it, where ids and counts of
             this one were brought into their ranges.
     """

@@ -204,6 +204,20 @@ def test_the_sampler_of_the_guide_is_lossless_at_1(lenience, passes):
     assert report.passed is passes
 
 
+def test_the_loop_of_the_page_takes_the_generators_steps_with_every_drafter():
+    """A lossless rule hides what a drafter was not shown; steps and draft tokens do not."""
+    session = names_of(OWN, index_of(OWN, "loop.definition"))
+    hf, prompt = session["hf"], session["prompt"]
+    parts = session["sampler"], prompt, session["logits_filter"]
+    for drafter in (*session["drafters"], session["PromptLookupDrafter"](4)):
+        generator = specdec.SpeculativeGenerator(hf, drafter, session["sampler"])
+        for num in (8, 24):  # as the snippet was run here, and as it stands on the page
+            _, steps = session["generate"](hf, drafter, *parts, max_new_tokens=num)
+            expected = generator.generate(prompt, max_new_tokens=num, do_sample=False).steps[0]
+            assert [vars(step) for step in steps] == [vars(step) for step in expected]
+            assert num == 24 or session["counts"][type(drafter).__name__] == len(steps)
+
+
 @pytest.mark.slow
 def test_text_in_the_grammar_of_the_page_about_processors_is_that_of_outlines():
     pytest.importorskip("outlines")

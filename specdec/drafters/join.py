@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from specdec.drafters.base import Drafter, check_num_draft_tokens
+from specdec.arguments import check_integer
+from specdec.drafters.base import Drafter
 from specdec.drafters.check import check_drafter, check_state
 from specdec.drafters.wrapped import context_of, learn_of
 from specdec.graphs.tree import shared
@@ -114,7 +115,8 @@ class FirstMatch(Drafter):
 
     @num_draft_tokens.setter
     def num_draft_tokens(self, number: int) -> None:
-        number = check_num_draft_tokens(number, of="FirstMatch.")
+        advice = "each of its drafters drafts one token or more"
+        check_integer("FirstMatch.num_draft_tokens", number, 1, advice=advice)
         for drafter in self.drafters:
             drafter.num_draft_tokens = number
 
@@ -154,7 +156,8 @@ class FirstMatch(Drafter):
         """Every drafter drafts; each row takes the first draft that has a token."""
         drafts = []
         for drafter, part, most in zip(self.drafters, state.parts, state.lengths, strict=True):
-            told = replace(drawing, num_draft_tokens=min(most, drawing.num_draft_tokens))
+            count = min(most, drawing.num_draft_tokens)
+            told = replace(drawing, num_draft_tokens=count, is_shared=True)
             own = context_of(drafter, context, self.feature_layers)
             drafts.append(drafter.propose(own, part, told))
         return reduce(_first_of, (_padded(draft, drawing.num_draft_tokens) for draft in drafts))
@@ -169,18 +172,24 @@ def _padded(draft: Draft, width: int) -> Draft:
     """A chain with a count of each row, and room for `width` tokens."""
     missing, probs = width - draft.tokens.shape[1], draft.probs
     probs = None if probs is None else F.pad(probs, (0, 0, 0, missing))
+    raw = None if draft.raw_probs is None else F.pad(draft.raw_probs, (0, missing), value=torch.nan)
     num_valid = draft.is_valid.sum(dim=1) if draft.num_valid is None else draft.num_valid
-    return Draft(F.pad(draft.tokens, (0, missing), value=PAD_TOKEN), probs, num_valid)
+    tokens = F.pad(draft.tokens, (0, missing), value=PAD_TOKEN)
+    return Draft(tokens, probs, num_valid, raw_probs=raw)
 
 
 def _first_of(first: Draft, other: Draft) -> Draft:
     """By row, the first draft if it has a token, else the other. Where one of them has
-    probabilities, a deterministic one has point masses.
+    probabilities, a deterministic one has point masses, and NaN for `raw_probs`.
     """
-    has_any, probs = first.num_valid > 0, None
+    has_any, probs, raw = first.num_valid > 0, None, None
     known = [draft.probs for draft in (first, other) if draft.probs is not None]
     if known:
         pair = (draft.probs_like(known[0]) for draft in (first, other))
         probs = torch.where(has_any[:, None, None], *pair)
+    own = [torch.nan if draft.raw_probs is None else draft.raw_probs for draft in (first, other)]
+    if not all(isinstance(each, float) for each in own):
+        raw = torch.where(has_any[:, None], *own)
     tokens = torch.where(has_any[:, None], first.tokens, other.tokens)
-    return Draft(tokens, probs, torch.where(has_any, first.num_valid, other.num_valid))
+    num_valid = torch.where(has_any, first.num_valid, other.num_valid)
+    return Draft(tokens, probs, num_valid, raw_probs=raw)

@@ -89,7 +89,6 @@ class LookaheadDrafter(Drafter):
         advice = "a step adds W of them and proposes G"
         self.pool_size = check_integer("pool_size", pool_size, max(window, guesses), advice=advice)
         levels, self._num_proposed = ngram - 1, guesses * (ngram - 1)
-        self.num_draft_tokens = self._num_proposed + window * levels - 1
         self.tree_depth = levels + window - 1
         # Row of the tree's window in which each guess stands; the first is the root.
         rows = self._num_proposed + torch.arange(window * levels, device="cpu")
@@ -98,6 +97,18 @@ class LookaheadDrafter(Drafter):
         above = torch.cat([rows[:1].roll(1, dims=1), rows[:-1]]).flatten()[1:] - 1
         self.register_buffer("_parents", above, persistent=False)
         self.register_buffer("_newest", rows[-1], persistent=False)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """K = (G + W) (N - 1) - 1."""
+        return self._num_proposed + self.window * (self.ngram - 1) - 1
+
+    @num_draft_tokens.setter
+    def num_draft_tokens(self, number: int) -> None:
+        raise ValueError(
+            f"LookaheadDrafter.num_draft_tokens follows from window, ngram and guesses and is "
+            f"{self.num_draft_tokens}, got {number!r}; make a new LookaheadDrafter"
+        )
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Fits every target: it has no weights."""

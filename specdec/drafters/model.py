@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -181,6 +181,14 @@ class ModelDrafter(TreeDrafter):
         if state.plan is not None:
             return self._propose_tree(context, state, drawing)
         num_draft_tokens = drawing.num_draft_tokens
+        if drawing.is_shared:  # accepted drafts of others have not been read
+            self.prefill(replace(context, num_new=context.num_new - 1), state)
+        elif context.tokens.shape[1] - 2 > self.num_draft_tokens:
+            raise ValueError(
+                f"{type(self).__name__}.propose reads the root, {self.num_draft_tokens} tokens of "
+                f"its own draft and one more, got {context.tokens.shape[1] - 1} tokens after the "
+                "root; read prompts by prefill"
+            )
         # The last two committed tokens; a row with no new one (a one-token prompt, an ended row)
         # reads its root twice at the same position.
         pair = (context.num_new[:, None] + state.offsets).clamp(min=0)

@@ -100,13 +100,22 @@ class Drafting:
         self._raw: list[Tensor] = []
         self._num_drawn = 0
 
-    def draw(self, logits: Tensor, *, depth: int | None = None, path: Tensor | int = 0) -> Tensor:
+    def draw(
+        self,
+        logits: Tensor,
+        *,
+        depth: int | None = None,
+        path: Tensor | int = 0,
+        whole: Tensor | None = None,
+    ) -> Tensor:
         """The next n tokens `[B, n]` of every row: one, or all K that one pass predicts.
 
         Args:
             logits: `[B, n, V]` over the target's vocabulary.
             depth: of the tokens that they follow in a tree, 0 for the root.
             path: int64 `[n]` of tokens of independent paths, which each is on.
+            whole: `logits` with the tokens of earlier siblings, which these lack; `None` where they
+                lack none.
         """
         if self._edit is not None:  # of a tree it ran before, once for all siblings: `TreePlan`
             logits = edited(logits, self._edit)
@@ -117,7 +126,7 @@ class Drafting:
         )
         self.tokens.append(tokens)
         if self._drawing.wants_raw:
-            self._raw.append(logprobs_of(tokens, logits).exp())
+            self._raw.append(logprobs_of(tokens, logits if whole is None else whole).exp())
         return tokens
 
     def _draw(self, logits: Tensor, index: int, depth: int | None, path: Tensor | int) -> Tensor:

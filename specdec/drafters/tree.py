@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.arguments import check_integer, check_number, shown
@@ -336,7 +337,7 @@ class TreePlan:
             )
         has_points = proposal.kind == "argmax" or drawing.logits_filter.is_greedy
         if has_points and self.tree.ranks is None:
-            draft = self._grow_best(drawing.num_draft_tokens, first_logits, expand, ids)
+            draft = self._grow_best(drawing, first_logits, expand, ids)
         else:
             self.tree.check_rule(drawing.rule)
             first, wide = widen(first_logits), lambda nodes: widen(expand(nodes))
@@ -359,12 +360,14 @@ class TreePlan:
                 above = rows.expand(len(tokens), -1)
                 logits = expand(TreePass(tokens, above, visible, depth, num_read))
                 num_read += tokens.shape[1]
-            left = logits.expand(-1, len(level.parents), -1).clone()
+            whole = logits.expand(-1, len(level.parents), -1)
+            left = whole.clone()
             for width in level.widths:
                 width = min(width, drawing.num_draft_tokens - count)
                 own = left[:, :width]
                 path = self.tree.paths_of(width, own.device)
-                tokens = drafting.draw(own.contiguous(), depth=depth, path=path)
+                options = {"depth": depth, "path": path, "whole": whole[:, :width]}
+                tokens = drafting.draw(own.contiguous(), **options)
                 own.scatter_(2, tokens[..., None], -torch.inf)
                 runs += [1] * width if depth == 0 else [width]  # siblings have a run each
                 count += width
@@ -376,9 +379,10 @@ class TreePlan:
         return drafting.end(**shape, runs=tuple(runs))
 
     def _grow_best(
-        self, count: int, logits: Tensor, expand: Expand, own_ids: Tensor | None
+        self, drawing: Drawing, logits: Tensor, expand: Expand, own_ids: Tensor | None
     ) -> Draft:
         """EAGLE-2's tree."""
+        count = drawing.num_draft_tokens
         top_k, rows = min(self.tree.top_k, logits.shape[-1]), len(logits)
         scores, tokens = (table[:, 0] for table in _top(logits, top_k, own_ids))  # [B, top_k]
         found = [(scores, tokens, torch.full_like(tokens, -1))]
@@ -407,8 +411,11 @@ class TreePlan:
         chosen = parents.gather(1, best)
         index = torch.searchsorted(best, chosen.clamp(min=0))
         parents = torch.where(chosen < 0, -1, index)
-        depth = min(self.tree.depth, count)
-        return Draft(tokens.gather(1, best), parents=parents, depth=depth)
+        raw, depth = None, min(self.tree.depth, count)
+        if drawing.wants_raw:
+            scores = scores.gather(1, best)  # of whole paths
+            raw = (scores - F.pad(scores, (1, 0)).gather(1, parents + 1)).exp()
+        return Draft(tokens.gather(1, best), parents=parents, depth=depth, raw_probs=raw)
 
 
 def _ancestors(node: int, parents: tuple[int, ...]) -> list[int]:

@@ -47,6 +47,13 @@ class Visible:
         """What either sees."""
         if not isinstance(other, Visible):
             return NotImplemented
+        for rule in (type(self), type(other)):
+            if any(getattr(rule, n) is not getattr(Visible, n) for n in _RULE):
+                raise TypeError(
+                    "expected Sinks, Recent and TopSlots in a sum, got "
+                    f"{rule.__name__} with a rule of its own, which a sum would lose; write one "
+                    "class that does what both do"
+                )
         sums = self.sinks + other.sinks, self.top + other.top, self.recent + other.recent
         return Visible(*sums)
 
@@ -86,6 +93,10 @@ class Visible:
         is_between = (index >= self.sinks) & (index < first_recent)  # [B, S]
         scores = scores.masked_fill(~is_between[:, None], -torch.inf)
         return scores.topk(self.top, dim=2, sorted=False).indices
+
+
+_RULE = "count", "slots", "top_slots"
+"""What decides which tokens are seen."""
 
 
 class Sinks(Visible):

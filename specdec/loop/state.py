@@ -90,8 +90,8 @@ class Signature(NamedTuple):
 class TokenBuffer:
     """The committed tokens of a batch: int64 tensors that are allocated once and updated in place.
 
-    How far each row has come stands here and nowhere else: `load` sets the position of its root
-    and `commit` advances it.
+    How far each row has come stands in `root_position` and nowhere else: `load` sets it and
+    `commit` advances it.
 
     Args:
         batch_size: rows B.
@@ -106,7 +106,6 @@ class TokenBuffer:
         root: `[B]` the last committed token.
         remaining: `[B]` tokens that each row may still commit; 0 for rows that have ended.
         recent: `[B, D + 2]` the root of the last step and what its sampler emitted.
-        start: `[B]` position of that root.
         num_new: `[B]` tokens that the last step committed.
         longest: upper bound, on the host, of the tokens that a row has committed. `commit` adds the
             most that a step can commit; a replayed graph does not (see `StepState.num_in_use`).
@@ -124,7 +123,6 @@ class TokenBuffer:
     root: Tensor
     remaining: Tensor
     recent: Tensor
-    start: Tensor
     num_new: Tensor
     longest: int
     _room: int
@@ -145,7 +143,7 @@ class TokenBuffer:
 
         self.tokens = integers(batch_size, num_slots)
         self.recent = integers(batch_size, depth + 2)
-        for name in ("root_position", "root", "remaining", "start", "num_new"):
+        for name in ("root_position", "root", "remaining", "num_new"):
             setattr(self, name, integers(batch_size))
         self._offsets = torch.arange(depth + 2, device=device)
         self._ends = integers(vocab_size + 1)  # the last entry is that of PAD_TOKEN
@@ -170,7 +168,6 @@ class TokenBuffer:
         self._room = self.longest + max_new_tokens
         self.remaining.fill_(max_new_tokens)
         torch.clamp(self.root_position, max=1, out=self.num_new)
-        torch.sub(self.root_position, self.num_new, out=self.start)
         torch.gather(self.tokens, 1, self.root_position[:, None], out=self.root[:, None])
         torch.gather(self.tokens, 1, self.start[:, None] + self._offsets, out=self.recent)
         self._ends.fill_(len(self._offsets) - 1)
@@ -197,13 +194,17 @@ class TokenBuffer:
         self.tokens.scatter_(1, self.root_position[:, None] + offsets[1:], tokens)
         torch.cat([self.root[:, None], tokens], dim=1, out=self.recent[:, : width + 1])
         torch.minimum(num_kept, first_end + 1, out=self.num_new)
-        self.start.copy_(self.root_position)
         self.root_position += self.num_new
         torch.gather(self.recent, 1, self.num_new[:, None], out=self.root[:, None])
         self.remaining -= self.num_new
         self.remaining.masked_fill_(is_eos, 0)
         self.note_longest(self.longest + width)
         return is_eos
+
+    @property
+    def start(self) -> Tensor:
+        """`[B]` position of the root of the last step."""
+        return self.root_position - self.num_new
 
     def note_longest(self, longest: int) -> None:
         """Sets the bound of the longest row, for instance from outcomes that the host has read."""

@@ -6,6 +6,7 @@ Legend: B rows, K draft tokens, V vocabulary.
 from abc import ABC, abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from specdec.arguments import shown
@@ -81,7 +82,11 @@ class Sampler(nn.Module, ABC):
         _check_logits(draft, target_logits)
         if logits_filter.is_greedy:
             return self.accept_greedily(draft, target_logits)
-        return self.accept(draft, target_logits, logits_filter, noise)
+        verdict = self.accept(draft, target_logits, logits_filter, noise)
+        if logits_filter.greedy_rows is None:
+            return verdict
+        exact = self.accept_greedily(draft, target_logits)
+        return _by_row(logits_filter.greedy_rows, exact, verdict, draft)
 
     def from_probs(self, draft: Draft, target_probs: Tensor, noise: StepNoise) -> Verdict:
         """As a call, given the target's probabilities in the place of logits and a filter.
@@ -124,11 +129,13 @@ class Sampler(nn.Module, ABC):
     def accept(
         self, draft: Draft, target_logits: Tensor, logits_filter: LogitsFilter, noise: StepNoise
     ) -> Verdict:
-        """As `forward`, for inputs that fit, in a batch where some row samples."""
+        """As `forward`, for inputs that fit, in a batch where some row samples. The rows at
+        temperature 0 get the verdict of `accept_greedily`.
+        """
 
     def accept_greedily(self, draft: Draft, target_logits: Tensor) -> Verdict:
-        """As `forward`, where every distribution of the target is one-hot: what `accept` gives
-        then, without probabilities. A rule that accepts other tokens, too, overrides it.
+        """As `forward`, for rows at temperature 0, where every distribution of the target is
+        one-hot. A rule that accepts other tokens, too, overrides it.
         """
         return verify_points(draft, target_logits.argmax(dim=-1))  # the first of equal maxima
 
@@ -156,6 +163,27 @@ def check_sampler(sampler: Sampler) -> None:
     source = sampler.noise_type
     if not (isinstance(source, type) and issubclass(source, Noise)):
         raise TypeError(f"{name}.noise_type must be a subclass of Noise, got {shown(source)}")
+
+
+def _by_row(is_first: Tensor, first: Verdict, other: Verdict, draft: Draft) -> Verdict:
+    """One verdict in some rows, and another one in the others."""
+    if not isinstance(other, Verdict) or other.tokens.shape != first.tokens.shape:
+        return other  # no verdict on this draft, which the loop says
+
+    def merged(one: Tensor, two: Tensor) -> Tensor:
+        return torch.where(is_first if one.dim() == 1 else is_first[:, None], one, two)
+
+    counts = first.num_drafted, other.num_drafted
+    if (num_drafted := next((n for n in counts if n is not None), None)) is not None:
+        most = torch.full_like(num_drafted, draft.tokens.shape[1])
+        num_drafted = merged(*(most if n is None else n for n in counts))
+    has_path = other.path is not None
+    return Verdict(
+        merged(first.tokens, other.tokens),
+        merged(first.num_accepted, other.num_accepted),
+        num_drafted,
+        merged(first.rows, other.rows) if has_path else None,
+    )
 
 
 def _check_logits(draft: Draft, target_logits: Tensor) -> None:

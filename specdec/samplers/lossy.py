@@ -109,8 +109,6 @@ class EnsembleSampler(Sampler):
         of_draft = draft.probs_like(probs)
         first, is_drafted = draft.first_children
         mixed = take_rows(of_draft, first) * (1 - w) + w * probs if of_draft.shape[1] else probs
-        if logits_filter.greedy_rows is not None:
-            is_drafted = is_drafted & ~logits_filter.greedy_rows[:, None]
         # Where nothing was drafted the token is the target's alone.
         mixed = torch.where(is_drafted[..., None], mixed, probs)
         return verify_probs(draft, mixed, rule_uniforms(draft, noise), by_block=False)

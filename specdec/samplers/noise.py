@@ -318,6 +318,8 @@ class Drawing:
         rule: `draw_by_inversion` or `draw_by_race`.
         wants_probs: the sampler can use the probabilities of the tokens.
         wants_raw: a trace asks for `Draft.raw_probs`.
+        is_shared: other drafters draft for the same rows, so new tokens of a context may be
+            accepted tokens of theirs.
         edit: changes a drafter's logits before they are drawn, in this step; set by a drafter that
             wraps another one (`with_edit`). `Proposal.edit` does so in every step.
     """
@@ -328,6 +330,7 @@ class Drawing:
     rule: DrawRule
     wants_probs: bool = True
     wants_raw: bool = False
+    is_shared: bool = False
     edit: EditDraftLogits | None = None
 
     def with_edit(self, edit: EditDraftLogits) -> Drawing:

@@ -47,8 +47,8 @@ class StepNumbers:
         extra_target_prob: the target's probability of the recovered or bonus token.
         raw_target_probs: D, as `target_probs`, before temperature and truncation: what a greedy row
             is sure of; `None` in traces that were saved without them.
-        raw_draft_probs: D, likewise the drafter's own; `None` of drafters without probabilities and
-            of dynamic trees.
+        raw_draft_probs: D, likewise the drafter's own, of a node given its path; `None` of drafters
+            without probabilities.
         raw_extra_target_prob: as `extra_target_prob`, likewise.
     """
 

@@ -139,13 +139,14 @@ class KeepVerified(WrappedDrafter):
         draft, is_going = verified.draft, verified.num_new > 0
         place = (self._num_seen + is_going.cumsum(dim=0) - 1) % self.windows
         place = torch.where(is_going, place, self.windows)
-        width, probs = draft.tokens.shape[1], verified.output.logits.float().softmax(dim=-1)
+        width = min(draft.tokens.shape[1], self._ids.shape[1] - 1)  # others may draft more
+        probs = verified.output.logits[:, : width + 1].float().softmax(dim=-1)
         probs, ids = probs.topk(self.top_k, dim=-1)
-        tokens = torch.cat([state.tail, draft.tokens + 1], dim=1)
+        tokens = torch.cat([state.tail, draft.tokens[:, :width] + 1], dim=1)
         self._tokens[:, : tokens.shape[1]].index_copy_(0, place, tokens)
         self._ids[:, : width + 1].index_copy_(0, place, ids)
         self._probs[:, : width + 1].index_copy_(0, place, probs)
-        self._count.index_copy_(0, place, draft.is_valid.sum(dim=1) + 1)
+        self._count.index_copy_(0, place, draft.is_valid[:, :width].sum(dim=1) + 1)
         self._num_seen.add_(is_going.sum())
 
     def kept(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -161,6 +161,23 @@ class PrefersTheSecondBest(RejectionSampler):
         return super().accept_greedily(draft, target_logits.scatter(-1, best, -1e9))
 
 
+class LooksAtTheWholeBatch(RejectionSampler):
+    """Accepts a whole draft of every row, where some row is sampled."""
+
+    def forward(self, draft, target_logits, logits_filter, noise):
+        if not logits_filter.is_greedy:
+            target_logits = target_logits.clone()
+            target_logits[:, :-1].scatter_(2, draft.tokens[..., None], 99.0)
+        return super().forward(draft, target_logits, logits_filter, noise)
+
+
+def test_greedy_rows_are_audited_beside_sampled_ones_too():
+    audit = audit_of(tiny(TARGET), LooksAtTheWholeBatch())
+    assert not audit.passed
+    assert "prompt 0, beside a sampled row, new token" in str(audit)
+    assert audit_of(tiny(TARGET), RejectionSampler()).passed
+
+
 def audit_of(model, sampler):
     return audit_text(SpeculativeGenerator(model, drafter(), sampler), [PROMPT], 20)
 

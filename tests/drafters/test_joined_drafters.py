@@ -4,7 +4,7 @@ probabilities that it was drawn from. Laws that all drafters share are in `test_
 
 import pytest
 import torch
-from architectures import VOCAB
+from architectures import VOCAB, build
 from drafter_table import (
     MODEL,
     commit_some,
@@ -14,12 +14,14 @@ from drafter_table import (
     propose,
     random_texts,
 )
-from drafting import ragged_prompts
+from drafting import drawing, ragged_prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
 from specdec import (
+    Context,
+    Draft,
     FirstMatch,
     ModelDrafter,
     NoDrafter,
@@ -27,7 +29,9 @@ from specdec import (
     SpeculativeGenerator,
     Tree,
 )
+from specdec.samplers import LogitsFilter, Noise
 from specdec.settings import differences
+from specdec.training import KeepVerified
 
 SAMPLED = {"temperature": [0.7, 0.0, 1.3]}
 PAIRS = {
@@ -50,20 +54,22 @@ def test_each_row_has_the_first_draft_with_a_token_and_its_probabilities(
     joined = FirstMatch(*parts)
     assert joined.num_draft_tokens == max(part.num_draft_tokens for part in parts)
     prompts, integer = random_texts(seed, 5)
-    loop = loop_of(joined, prompts)
-    state, states = fresh_state(joined, 3), [fresh_state(part, 3) for part in parts]
-    for drafter, own in zip((joined, *parts), (state, *states), strict=True):
-        loop.prefill(drafter, own, 4)
+    loop, state = loop_of(joined, prompts), fresh_state(joined, 3)
+    loop.prefill(joined, state, 4)
     for _ in range(4):
         count = data.draw(st.integers(1, joined.num_draft_tokens))
         draft, _ = propose(joined, loop, state, logits_filter, count=count)
-        drafts = [
-            propose(part, loop, own, logits_filter, count=min(count, part.num_draft_tokens))[0]
-            for part, own in zip(parts, states, strict=True)
-        ]
+        drafts = []
+        for part in parts:  # each alone reads the whole text anew
+            again, own = loop_of(part, loop.rows), fresh_state(part, 3)
+            again.prefill(part, own, 4)
+            size = min(count, part.num_draft_tokens)
+            drafts.append(propose(part, again, own, logits_filter, count=size)[0])
         assert draft.tokens.shape == (3, count)
         assert (draft.probs is None) == all(part.probs is None for part in drafts)
         for row in range(3):
+            if loop.num_new[row] < again.num_new[row]:  # it has ended
+                continue
             sizes = [
                 part.tokens.shape[1] if part.num_valid is None else int(part.num_valid[row])
                 for part in drafts
@@ -77,7 +83,7 @@ def test_each_row_has_the_first_draft_with_a_token_and_its_probabilities(
             expected = torch.nn.functional.one_hot(own.tokens[row, :size].clamp(min=0), VOCAB)
             if own.probs is not None:
                 expected = own.probs[row, :size]
-            assert draft.probs[row, :size].equal(expected.to(draft.probs))
+            torch.testing.assert_close(draft.probs[row, :size], expected.to(draft.probs))
         commit_some(loop, draft, count, integer, 5)
 
 
@@ -162,3 +168,58 @@ REFUSED = [
 def test_what_cannot_be_joined_is_refused_by_name(join, message):
     with refused(message):
         join()
+
+
+class Knows(NoDrafter):
+    """Drafts the text at some lengths of it, and nothing at others."""
+
+    def __init__(self, text, num_draft_tokens):
+        super().__init__()
+        self.text, self.num_draft_tokens = text, num_draft_tokens
+
+    def propose(self, context, state, drawing):
+        length, count = context.num_committed[:, None], drawing.num_draft_tokens
+        index = (length + torch.arange(count)).clamp(max=self.text.shape[1] - 1)
+        tokens = self.text.expand(len(length), -1).gather(1, index)
+        return Draft(tokens, None, torch.where(length[:, 0] * 7 % 5 < 3, count, 0))
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("name", ["llama", pytest.param("mamba", marks=pytest.mark.swept)])
+def test_a_draft_model_reads_what_others_drafted(name, keeps):
+    """The target drafts for itself behind a drafter that is always right: all is accepted."""
+    model, ids = (
+        build(name),
+        torch.randint(VOCAB, (1, 9), generator=torch.Generator().manual_seed(0)),
+    )
+    options = {"do_sample": False, "eos_token_id": []}
+    plain = SpeculativeGenerator(model, None).generate(ids, max_new_tokens=60, **options)
+    own = ModelDrafter(model, 2)
+    drafter = FirstMatch(Knows(plain.sequences, 7), KeepVerified(own, top_k=4) if keeps else own)
+    found = SpeculativeGenerator(model, drafter).generate(ids, max_new_tokens=40, **options)
+    assert found.sequences.equal(plain.sequences[:, : ids.shape[1] + 40])
+    drafted = [len(step.draft_tokens) for step in found.steps[0]]
+    assert set(drafted) == {2, 7}
+    assert [step.num_accepted for step in found.steps[0]] == drafted
+    if keeps:  # of longer drafts its own number of tokens
+        tokens, _, _, rows = drafter.drafters[1].kept(torch.arange(len(drafted)))
+        assert set(rows.tolist()) == {3}
+        text = plain.sequences[0].tolist()
+        windows = [[t - 1 for t in window if t] for window in tokens.tolist()]
+        assert all(window == text[: len(window)] for window in windows)
+
+
+def test_a_draft_model_refuses_more_new_tokens_than_it_reads():
+    drafter = ModelDrafter(MODEL, 2)
+    state, text = fresh_state(drafter, 1), torch.arange(9)[None]
+    context = Context(text, None, torch.tensor([0]), torch.tensor([8]))
+    told = drawing(drafter, LogitsFilter(1, temperature=0), Noise([0]).at(torch.tensor([8]), 3))
+    with pytest.raises(ValueError, match=r"2 tokens of its own draft.*got 8 tokens after.*prefill"):
+        drafter.propose(context, state, told)
+
+
+def test_no_drafter_of_a_join_can_be_told_to_draft_nothing():
+    drafter = FirstMatch(make("lookup"), make("suffix"))
+    with pytest.raises(ValueError, match=r"FirstMatch.num_draft_tokens must be.*1.*got 0"):
+        drafter.num_draft_tokens = 0
+    assert drafter.num_draft_tokens == 4

@@ -249,3 +249,10 @@ def test_a_full_pool_forgets_the_oldest_and_has_each_ngram_once():
 def test_sizes_that_are_too_small_are_refused(sizes, options, message):
     with pytest.raises(ValueError, match=message):
         LookaheadDrafter(*sizes, **options)
+
+
+def test_the_number_of_nodes_follows_from_the_window_and_cannot_be_set():
+    drafter = LookaheadDrafter(window=4, ngram=3, guesses=2)
+    with pytest.raises(ValueError, match=r"follows from window, .* and is 11, got 5"):
+        drafter.num_draft_tokens = 5
+    assert drafter.num_draft_tokens == 11

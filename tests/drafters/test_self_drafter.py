@@ -290,3 +290,18 @@ def test_a_model_that_was_cast_alone_is_refused_before_it_runs():
         (model if part == "target" else target).to(torch.bfloat16)
         generator.refresh()
         generator.generate(BATCH, MASK, **OPTIONS)
+
+
+class EverySecond(Visible):
+    """A rule of one's own."""
+
+    def slots(self, lengths, width, top=None):
+        return super().slots(lengths, width, top) // 2 * 2
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_a_rule_of_ones_own_is_not_lost_in_a_sum(order):
+    parts = [EverySecond(recent=8), Sinks(4)]
+    with pytest.raises(TypeError, match=r"got EverySecond with a rule of its own.*write one class"):
+        parts[order] + parts[1 - order]
+    assert Sinks(4) + Recent(3) == Visible(sinks=4, recent=3)

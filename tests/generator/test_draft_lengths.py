@@ -6,7 +6,10 @@ draw that was not used yet are the negative controls.
 
 import numpy as np
 import pytest
+import torch
 from architectures import VOCAB, build
+from diagonal import first
+from drafter_table import DRAFTERS, GREEDY, ONE_OF_EACH, make
 from drafting import ConstantDrafter, perturbed, ragged_prompts
 from text_laws import DRAFT, PROMPT, TARGET, tiny
 
@@ -19,6 +22,7 @@ MODEL = build("llama")
 IDS, MASK = ragged_prompts(VOCAB, 3, 9, 1, 6)
 COSTS = {(1, 64): {0: [10.0], 1: [11.0], 2: [12.5], 3: [14.0], 4: [15.0], 5: [17.0]}}
 SAMPLED = {"do_sample": True, "seed": [5, 6, 7, 8], "top_k": 0}
+LONG = torch.randint(VOCAB, (2, 60), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(autouse=True)
@@ -158,6 +162,30 @@ def test_costs_are_measured_at_the_beginning_and_at_the_end_of_a_call():
     generator.generate(IDS[2:, -1:], max_new_tokens=12, do_sample=False)  # of less than 64 tokens
     assert set(auto.costs) == {(2, 64), (2, 100)}
     assert generator.last_result.stats.steps
+
+
+@pytest.mark.parametrize("name", first(DRAFTERS, [*ONE_OF_EACH, "eagle3, fewer ids, tree"]))
+@pytest.mark.parametrize("graphs", [False, True])
+def test_every_drafter_chooses_lengths_in_a_call_across_two_sizes(name, graphs, monkeypatch):
+    """60 tokens and 33 new ones: costs are measured with 64 tokens and with 93. The text is HF's,
+    and the steps are those of the same lengths where nothing was measured.
+    """
+    chosen, choose = [], AutoLength.__call__
+    monkeypatch.setattr(lengths, "SECONDS", 0)
+    note = lambda *given: chosen.append(choose(*given)) or chosen[-1]  # noqa: E731
+    monkeypatch.setattr(AutoLength, "__call__", note)
+    expected = MODEL.generate(LONG, attention_mask=LONG >= 0, max_new_tokens=33, **GREEDY)
+    call = {"max_new_tokens": 33, "do_sample": False, "eos_token_id": []}
+    generator = SpeculativeGenerator(MODEL, make(name), draft_length="auto", graphs=graphs)
+    found = generator.generate(LONG, **call)
+    (auto,) = generator._lengths._of.values()
+    assert {size for _, size in auto.costs} == {64, 93}
+    assert found.sequences.tolist() == expected.tolist()
+    rest = iter(chosen)
+    again = SpeculativeGenerator(MODEL, make(name), draft_length=lambda *_: next(rest))
+    for rows in zip(found.steps, again.generate(LONG, **call).steps, strict=True):
+        mine, others = ([(s.draft_tokens, s.num_accepted) for s in row] for row in rows)
+        assert mine == others
 
 
 # Law 2.

@@ -10,7 +10,7 @@ from specdec.loop.state import TokenBuffer
 from specdec.types import PAD_TOKEN
 
 VOCAB, ENDS = 7, [(5, 2, 900), (0, -1)]
-BY_ROW = "tokens", "root_position", "root", "remaining", "recent", "start", "num_new"
+BY_ROW = "tokens", "root_position", "root", "remaining", "recent", "num_new"
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=30, deadline=None)
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from drafter_table import MODEL, make
 
-from specdec import SpeculativeGenerator
+from specdec import FirstMatch, PromptLookupDrafter, SpeculativeGenerator, Tree
+from specdec.drafters.paths import Paths
 from specdec.trace import Trace
 
 PROMPTS = torch.tensor([[5, 6, 7, 8], [9, 3, 2, 11]])
@@ -50,6 +51,44 @@ def test_a_greedy_drafter_keeps_its_own_confidence():
     lookup = SpeculativeGenerator(MODEL, make("lookup"))
     records = lookup.generate(PROMPTS, max_new_tokens=8, trace=True).trace.to_records()
     assert {record["raw_draft_prob"] for record in records} == {None}
+
+
+SHAPES = {
+    "dynamic or drawn": Tree(nodes=6, depth=3, top_k=3, rates=(0.6, 0.5, 0.4)),
+    "ranks": Tree(ranks=((0,), (1,), (2,), (0, 0), (0, 1), (1, 0))),
+    "paths": Paths(2, 3),
+}
+
+
+@pytest.mark.parametrize("kind", ["sample", "argmax"])
+@pytest.mark.parametrize("options", OPTIONS, ids=["greedy", "mixed"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nodes_of_trees_have_the_drafters_own_probability(shape, options, kind):
+    """Of a target that drafts for itself it is the target's, whatever was drawn before among the
+    siblings.
+    """
+    drafter = make("itself", tree=SHAPES[shape], proposal=kind)
+    generator = SpeculativeGenerator(MODEL, drafter, "gbv" if shape == "paths" else "auto")
+    records = generator.generate(PROMPTS, max_new_tokens=8, trace=True, **options).trace
+    drafted = [r for r in records.to_records() if r["draft_token"] is not None]
+    assert len({(r["row"], r["step"]) for r in drafted}) < len(drafted)
+    for record in drafted:
+        assert record["raw_draft_prob"] == pytest.approx(record["raw_target_prob"], abs=1e-5)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["greedy", "mixed"])
+def test_of_joined_drafters_each_row_has_those_of_the_one_that_drafted(options):
+    """No prompt repeats anything, so lookup finds nothing in the first step, and something later:
+    where the first drafter drafts, there are no probabilities.
+    """
+    own = make("itself", 3), FirstMatch(PromptLookupDrafter(2), make("itself", 3))
+    found, prompts = [], torch.tensor([[5, 6, 7, 8], [9, 3, 9, 3]])
+    for drafter in own:
+        call = {"max_new_tokens": 3, "trace": True, **options}
+        trace = SpeculativeGenerator(MODEL, drafter).generate(prompts, **call).trace
+        found.append([row[0].raw_draft_probs for row in trace.numbers])
+    assert found[1][0] == found[0][0] is not None
+    assert found[1][1] is None
 
 
 def test_raw_probabilities_are_saved_and_shown(tmp_path):

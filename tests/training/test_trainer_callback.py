@@ -7,7 +7,7 @@ from transformers import Trainer, TrainingArguments
 
 from specdec import ModelDrafter, SpeculativeGenerator
 from specdec.evaluation import evaluate
-from specdec.training.callbacks import AcceptanceCallback
+from specdec.training.callbacks import AcceptanceCallback, in_evaluation
 
 IDS, MASK = ragged_prompts(VOCAB, *[4] * 8)
 PROMPTS = IDS.tolist()
@@ -76,3 +76,37 @@ def test_measuring_changes_neither_the_run_nor_the_mode_of_the_model(tmp_path):
     assert often.model.training == seldom.model.training
     steps = [e["step"] for e in often.state.log_history if "acceptance_length (T = 1)" in e]
     assert steps == [1, 2, 3, 4]  # the end was measured already
+
+
+def test_what_is_measured_has_no_dropout_and_each_module_is_then_as_it_was():
+    frozen, trained = torch.nn.Dropout(0.9).eval(), torch.nn.Dropout(0.9)
+    both, ones = torch.nn.ModuleList([frozen, trained]), torch.ones(64)
+    with in_evaluation(both):
+        assert trained(ones).equal(ones)
+        assert not any(module.training for module in both.modules())
+    assert [both.training, frozen.training, trained.training] == [True, False, True]
+    assert not trained(ones).equal(ones)
+
+
+class Modes(AcceptanceCallback):
+    """Notes in which modes target and drafter are measured."""
+
+    def figures(self):
+        parts = self.generator.target.model, self.generator.drafter
+        self.seen = {module.training for part in parts for module in part.modules()}
+        return super().figures()
+
+
+def test_a_run_measures_target_and_drafter_in_evaluation_mode(tmp_path):
+    target = build("llama").train()
+    draft = perturbed(target, scale=0.6).train()
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    trainer = Trainer(model=draft, args=arguments, train_dataset=[])
+    generator = SpeculativeGenerator(target.eval(), ModelDrafter(draft.eval(), 3))
+    callback = Modes(trainer, generator, PROMPTS, every=1, **OPTIONS)
+    for part in (target, draft):
+        part.train()
+    callback.on_train_end(arguments, trainer.state, trainer.control)
+    assert callback.seen == {False}
+    assert target.training
+    assert draft.training

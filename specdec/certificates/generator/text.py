@@ -12,13 +12,13 @@ HF's own cache (`Witness.rounding`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec.certificates.generator.reading import Claim, rows_of, witness_of
+from specdec.certificates.generator.reading import Claim, inputs_of, rows_of, witness_of
 from specdec.certificates.generator.witness import RowText, Witness, moved
 from specdec.generator import SpeculativeGenerator
 from specdec.request import Sampling
@@ -41,12 +41,14 @@ class Difference:
     margin: float  # by how much the expected token is above the found one
     rounding: float  # by which logits were moved
     is_tie: bool  # rounding explains it
+    is_beside: bool = False  # in a batch with a row that is sampled
 
     def __str__(self) -> str:
+        where = f"prompt {self.prompt}{', beside a sampled row' * self.is_beside}, new token "
         if self.expected is None:
             ends = "ends there, and" if self.found is None else "goes on there, and"
             return (
-                f"prompt {self.prompt}, new token {self.place}: speculation {ends} Hugging Face's "
+                f"{where}{self.place}: speculation {ends} Hugging Face's "
                 "own text does not, by the ids that end a text"
             )
         verdict = (
@@ -55,7 +57,7 @@ class Difference:
             else "not explained by rounding"
         )
         return (
-            f"prompt {self.prompt}, new token {self.place}: Hugging Face's own forward has "
+            f"{where}{self.place}: Hugging Face's own forward has "
             f"{self.expected}, speculation {self.found}; margin {self.margin:.2g}, "
             f"rounding {self.rounding:.2g}: {verdict}"
         )
@@ -90,7 +92,8 @@ def audit_text(
     row_inputs: Mapping[str, Any] | None = None,
 ) -> TextAudit:
     """Text, `num` tokens per prompt, against HF's forward of it: greedy text, or that of coupled
-    noise, from `sampling` and with the numbers of the prompts as seeds.
+    noise, from `sampling` and with the numbers of the prompts as seeds. Greedy text is written
+    twice: by a greedy batch, and beside a row that is sampled.
     """
     inputs, options = left_padded(prompts, generator.target.device), dict(GREEDY)
     if sampling:
@@ -98,16 +101,37 @@ def audit_text(
     options |= {"max_new_tokens": num, "row_inputs": row_inputs}
     result = generator.generate(*inputs, **options)
     request = read_request(generator.target, *inputs, options)
+    texts = [(False, n, text) for n, text in enumerate(result.texts)]
+    if not sampling:
+        beside = enumerate(_beside_a_sampled_row(generator, prompts, num, row_inputs))
+        texts += [(True, n, text) for n, text in beside if text != result.texts[n]]
     rows = rows_of(prompts, result.texts, request, row_inputs)
     kept, num_expected, num_ties = [], 0, 0
-    for number, text in enumerate(rows):
+    for is_beside, number, new in texts:
+        text = replace(rows[number], ids=[*prompts[number], *new])
         choose = _racer(generator, number, text, sampling) if sampling else _largest
         found = _differences(witness_of(generator), number, text, choose)
         num_expected += len(text.ids) - text.start - len(found)
         num_ties += sum(each.is_tie for each in found)
         found += _wrong_end(generator, number, text, num)
-        kept += sorted(found, key=lambda each: each.is_tie)[:1]
+        first = sorted(found, key=lambda each: each.is_tie)[:1]
+        kept += [replace(each, is_beside=is_beside) for each in first]
     return TextAudit("coupled" if sampling else "greedy", num_expected, num_ties, kept)
+
+
+def _beside_a_sampled_row(
+    generator: SpeculativeGenerator,
+    prompts: Prompts,
+    num: int,
+    row_inputs: Mapping[str, Any] | None,
+) -> list[list[int]]:
+    """Greedy texts of the prompts, from a batch in which the first prompt is sampled as well."""
+    rows = [*range(len(prompts)), 0]
+    temperature = [0.0] * len(prompts) + [1.0]
+    options = {"neutral": True, "temperature": temperature, "seed": list(range(len(rows)))}
+    options |= {"max_new_tokens": num, "row_inputs": inputs_of(row_inputs, rows)}
+    inputs = left_padded([prompts[row] for row in rows], generator.target.device)
+    return generator.generate(*inputs, **options).texts[:-1]
 
 
 Choose = Callable[[Tensor, int], int]
