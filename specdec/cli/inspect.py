@@ -39,7 +39,9 @@ class Reading:
     feature_layers: Annotated[Any, several(FEATURES, hidden_state, "2,16,final")] = None
     rope_theta: Annotated[float | None, Option(help="base of the rotary embedding")] = None
     mask_token_id: Annotated[int | None, Option(help="of a parallel drafter's masks")] = None
-    ignore_keys: Annotated[Any, several("keys of config.json that change nothing")] = None
+    ignore_keys: Annotated[
+        Any, several("keys of config.json that change nothing; default: none")
+    ] = None
 
 
 def inspect(

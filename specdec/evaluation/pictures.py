@@ -137,10 +137,11 @@ def inputs_of(
         ValueError: the processor or its template refuses it, with its reason.
     """
     form = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+    messages = [_without_placeholders(each, processor.tokenizer) for each in messages]
     try:
         if _template_of(processor):
             inputs = processor.apply_chat_template(
-                list(messages), return_tensors="pt", **form, **template
+                messages, return_tensors="pt", **form, **template
             )
         else:
             parts = [part for each in messages for part in each["content"]]
@@ -151,6 +152,21 @@ def inputs_of(
         raise ValueError(f"the target's processor refuses this: {one_line(error)}") from error
     own = {name: value for name, value in inputs.items() if value is not None}
     return {name: _moved(value, dtype, device) for name, value in own.items()}
+
+
+def _without_placeholders(
+    message: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> Mapping[str, Any]:
+    """A message; an answer without its special tokens. A processor would take those that stand for
+    pictures in an answer for pictures of the conversation.
+    """
+    if message["role"] != "assistant":
+        return message
+    (part,) = message["content"]
+    text = part["text"]
+    for token in tokenizer.all_special_tokens:
+        text = text.replace(token, "")
+    return {**message, "content": [{**part, "text": text}]}
 
 
 def is_processor(given: Any) -> bool:

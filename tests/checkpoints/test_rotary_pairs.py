@@ -99,7 +99,7 @@ def test_a_rope_of_neighbours_is_the_complex_one(name, tmp_path):
     assert {n.rpartition("self_attn.")[2][:2] for n in turned} == {"q_", "k_"}
 
 
-PLACES = {
+SECTIONS = {
     **{f"{word}": vllm(**{word: value}) for word, value in WORDS.items()},
     **{f"dflash_config.{w}": z_lab(dflash={w: value}) for w, value in WORDS.items()},
     **{
@@ -111,10 +111,10 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", SECTIONS)
 @torch.no_grad()
 def test_every_word_is_read_wherever_it_stands(place, tmp_path):
-    files, x = PLACES[place], states(PLACES[place])
+    files, x = SECTIONS[place], states(SECTIONS[place])
     head = read(files.write(tmp_path)).build()
     expected = expected_scores(files, x, head.config.layer)
     torch.testing.assert_close(scores(head, x), expected, rtol=1e-4, atol=1e-4)

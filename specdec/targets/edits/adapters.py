@@ -123,7 +123,7 @@ def activation(
             return {ACTIVATED: [0] * len(prompts)}
         from peft.tuners.lora.variants import get_alora_offsets_for_generate as find
 
-        each = (find(outer, input_ids=torch.tensor([prompt])) for prompt in prompts)
+        each = (find(outer, input_ids=torch.tensor([p], device="cpu")) for p in prompts)
         found = [own["alora_offsets"][0] if ACTIVATED in own else 0 for own in each]
     copies = max(len(prompts) // len(found), 1)
     return {ACTIVATED: [number or 0 for number in found for _ in range(copies)]}
