@@ -81,7 +81,7 @@ def test_each_row_is_read_with_its_own_adapter():
 def test_a_reference_without_adapters_is_refused():
     generator = SpeculativeGenerator(adapted(), "lookup")
     sentinel = Sentinel(generator, reference=build("llama"))
-    with pytest.raises(ValueError, match="'two'.*LlamaForCausalLM has no LoRA layers"):
+    with pytest.raises(ValueError, match=r"'two'.*LlamaForCausalLM has no LoRA layers"):
         sentinel([[1]], [[2]], temperature=1.0, row_inputs={"adapter": ["two"]})
 
 
