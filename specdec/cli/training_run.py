@@ -330,11 +330,14 @@ def _say_memory(run: Run, args: ObjectiveArguments) -> None:
     """Prints what a step takes in each process. No weights are loaded or made: the step runs on
     tensors without data.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.device(args.device):
+    without_data = FakeTensorMode(allow_non_fake_inputs=True)
+    with without_data, torch.device(args.device):
         target = load_empty_target(run.target).eval()
         if run.length is None:
             args.row_lengths = _row_lengths(args, target)
-        _, objective = _objective(run, target, _any_ids(run, target))
+    target_ids = _any_ids(run, target)  # their values are checked
+    with without_data, torch.device(args.device):
+        _, objective = _objective(run, target, target_ids)
         ways = {"is_spread": run.spread_target, "is_sharded": run.shard_target}
         table = memory_table(args, target, objective, **ways)
     if args.process_index == 0:
