@@ -1,4 +1,4 @@
-"""`certify(rule)` finds each planted fault of a table; the page names those that it does not see."""
+"""`certify(rule)` finds each planted fault of a table; the page names what it does not see."""
 
 import re
 from pathlib import Path
