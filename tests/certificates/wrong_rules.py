@@ -250,7 +250,7 @@ WRONG = {
         where(lambda d, x, f: 1000 <= x.shape[-1] <= 30_000), "ids"
     ),
     "wrong in 400 to 4 000 ids": Wrong(where(lambda d, x, f: 400 < x.shape[-1] < 4000), "ids"),
-    "ids of 16 bits": Wrong(small_ids(2**16), "ids"),
+    "ids of 16 bits": Wrong(small_ids(2**16), "zero"),
     "the 100 likeliest ids alone": Wrong(
         of_logits(
             lambda x: (
@@ -270,7 +270,7 @@ WRONG = {
     "wrong in the last row": Wrong(rows_where(rows(-1)), "rows"),
     "wrong in batches of 23": Wrong(where(lambda d, x, f: len(x) == 23), "rows"),
     "wrong in batches of up to 64": Wrong(where(lambda d, x, f: 11 <= len(x) <= 64), "rows"),
-    "wrong in batches of 48 with two draft tokens": Wrong(
+    "wrong in 40 to 49 rows with one draft token": Wrong(
         where(lambda d, x, f: len(x) >= 40 and len(x) < 50 and x.shape[1] == 2), "rows"
     ),
     "wrong in small batches of point masses": Wrong(
