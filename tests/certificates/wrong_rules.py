@@ -193,10 +193,11 @@ def shared(uniforms):
     return uniforms
 
 
-def without_padding(draft, logits, logits_filter, noise):
-    """Reads the tokens behind the last drafted one as id 0."""
+def from_the_last_row(draft, logits, logits_filter, noise):
+    """Draws what follows the drafted tokens from the last row, in short drafts too."""
     if draft.num_valid is not None:
-        draft = replace(draft, tokens=draft.tokens.clamp(min=0), num_valid=None)
+        logits, rows = logits.clone(), torch.arange(len(logits))
+        logits[rows, draft.num_valid] = logits[:, -1]
     return draft, logits, logits_filter, noise
 
 
@@ -281,9 +282,9 @@ WRONG = {
     "wrong with six draft tokens": Wrong(where(lambda d, x, f: x.shape[1] == 7), "law"),
     "wrong for point masses": Wrong(where(is_point_mass), "law"),
     "draft probabilities are not read": Wrong(flat_draft, "law"),
-    "padding is read as drafted": Wrong(without_padding, "law"),
+    "a short draft reads the last row": Wrong(from_the_last_row, "law"),
     # numbers
-    "one uniform for two decisions": Wrong(noise_of(shared), "law"),
+    "one uniform for two decisions": Wrong(noise_of(shared), "draws"),
     "uniforms of float32": Wrong(noise_of(lambda u: u.float().double()), "law"),
     "uniforms in reverse": Wrong(noise_of(lambda u: u.flip(-1)), "law"),
     # inputs
