@@ -197,7 +197,7 @@ def from_the_last_row(draft, logits, logits_filter, noise):
     """Draws what follows the drafted tokens from the last row, in short drafts too."""
     if draft.num_valid is not None:
         logits, rows = logits.clone(), torch.arange(len(logits))
-        logits[rows, draft.num_valid] = logits[:, -1]
+        logits[rows, draft.num_valid] = logits[:, -1].clone()
     return draft, logits, logits_filter, noise
 
 

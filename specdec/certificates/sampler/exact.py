@@ -61,6 +61,9 @@ NUM_DRAWS, NUM_FOREIGN_DRAWS = 16384, 1024
 MOST_CELLS = 10**6
 """Problems x texts x patterns of uniforms; some minutes of work."""
 
+MOST_COLUMNS = 40
+"""Tokens of a table that is printed."""
+
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
@@ -441,7 +444,8 @@ def _failure(
     cause: str | None = None,
 ) -> Failure:
     where = f"text {text} of {problems.describe(problem)} {says}"
-    table = problems.table(problem, text, accept)
+    is_small = problems.vocab_size <= MOST_COLUMNS
+    table = problems.table(problem, text, accept) if is_small else ()
     return Failure(kind, size, where, problems.num_draft_tokens, table, cause)
 
 

@@ -124,10 +124,13 @@ class Companions:
     ) -> Iterator[tuple[Tensor, str]]:
         """Rows of each batch, and what it is in words."""
         yield order.repeat(COPIES), f"in a batch of {len(order) * COPIES}"
-        every = 2 if is_thorough else 16
+        moved, every = order, 2 if is_thorough else 16
+        cuts = [number + 1, number + 7] if is_thorough else []  # all rows in such small batches
         for size in range(1 + number % every, len(order) // 2 + 1, every):
-            moved = order.roll(5 * size + number)
-            for rows in moved.split([size, len(order) - size]):
+            cuts.append([size, len(order) - size])
+        for cut in cuts:
+            moved = moved.roll(5 + number)
+            for rows in moved.split(cut):
                 yield rows, "alone" if len(rows) == 1 else f"in a batch of {len(rows)}"
         yield moved, "at other places"
         of_row = [str(self.problems.options(w)) for w in self.paths.problem[self.picked].tolist()]
