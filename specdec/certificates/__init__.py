@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.arguments import shown
+from specdec.certificates.bar import BAR
 from specdec.certificates.foreign import (
     AnswerFrom,
     ForeignBatchSampler,
@@ -50,7 +51,7 @@ def certify(
     dtype: torch.dtype = torch.float64,
     num_draws: int | None = None,
     false_alarm: float = 1e-6,
-    progress: Callable[[list], Iterable] = iter,
+    progress: Callable[[list], Iterable] = BAR,
 ) -> SamplerReport:
     """Finds the exact law of a sampler on toy problems, see `certify_sampler`."""
 
@@ -69,7 +70,7 @@ def certify(
     false_alarm: float = 1e-6,
     batch_size: int = 64,
     reference: PreTrainedModel | None = None,
-    progress: Callable[[list], Iterable] = iter,
+    progress: Callable[[list], Iterable] = BAR,
 ) -> RunReport:
     """Audits the runs of a generator on prompts, and bets along them, see `certify_generator`."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,7 +47,6 @@ def certify(
     other company, and bets along sampled texts against the target's own distributions. Says how
     small a bias would have been seen. Exits 1 if anything fails, or a lossy rule loses.
     """
-    from tqdm import tqdm
 
     from specdec.arguments import check_number
     from specdec.certificates import certify
@@ -75,15 +73,14 @@ def certify(
         ids = _distinct(prompt, tokenizer, None)
     else:
         ids = _source_prompts(tokenizer, prompts or 2, prompt_tokens or 8)
-    bar = partial(tqdm, leave=False, disable=None)  # on terminals only
-    exact = certify(generator.sampler, device=parts.device, progress=partial(bar, desc="exact law"))
+    exact = certify(generator.sampler, device=parts.device)
     print(exact, flush=True)
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     settings = {name: value for name, value in settings.items() if value is not None}
     options = {"audit_tokens": audit_tokens, "settings": [settings], "false_alarm": false_alarm}
     options |= {"num_samples": samples, "max_new_tokens": max_new_tokens}
     options |= {"target_bias": target_bias, "until_sure": until_sure}
-    runs = certify(generator, ids, progress=partial(bar, desc="samples"), **options)
+    runs = certify(generator, ids, **options)
     print(runs)
     return 0 if exact.passed and runs.passed else 1
 

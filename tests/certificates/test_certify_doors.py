@@ -1,5 +1,8 @@
 """What cannot be certified is refused in words that say what was expected and what to do."""
 
+import io
+import sys
+
 import pytest
 import torch
 from architectures import build
@@ -13,8 +16,10 @@ from specdec import (
     certify,
 )
 from specdec.certificates import ForeignSampler, Sentinel
+from specdec.certificates.bar import BAR
 from specdec.certificates.generator.report import certify_generator
 from specdec.certificates.sampler.exact import certify_sampler
+from specdec.samplers import TypicalSampler
 
 PROMPTS = [[7, 3, 9], [5, 2]]
 QUICK = {"num_samples": 4, "max_new_tokens": 6, "audit_tokens": 4}
@@ -107,6 +112,23 @@ def test_progress_is_a_function(generator):
     for subject in ((BlockSampler(),), (generator, PROMPTS)):
         with pytest.raises(TypeError, match=r"progress must be a function .*tqdm.*got True"):
             certify(*subject, progress=True)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_bar_is_shown_on_terminals_alone(monkeypatch, is_terminal):
+    stream = io.StringIO()
+    stream.isatty = lambda: is_terminal
+    monkeypatch.setitem(BAR.keywords, "delay", 0)
+    monkeypatch.setattr(sys, "stderr", stream)
+    certify(RejectionSampler(), sizes=((2, 1, 1),), trees=())
+    assert ("%|" in stream.getvalue()) == is_terminal
+
+
+def test_a_lossy_rule_is_not_told_how_to_be_lossless():
+    said = str(certify(TypicalSampler(), sizes=((2, 1, 4),), trees=()))
+    assert said.startswith("LOSSY")
+    assert "usual causes" not in said
+    assert "a lossless rule accepts" not in " ".join(said.split())
 
 
 WRONG = [

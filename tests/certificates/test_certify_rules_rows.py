@@ -81,7 +81,7 @@ def test_a_sound_one_does_not(rule):
     torch.manual_seed(0)
     report = certify(rule(), sizes=FEW, num_draws=64)
     assert report.passed
-    assert ("the law holds for tokens down to" in str(report)) == report.is_exact
+    assert ("tokens down to" in " ".join(str(report).split())) == report.is_exact
 
 
 class Drops(RejectionSampler):

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_function, check_integer, check_number, shown
+from specdec.certificates.bar import BAR
 from specdec.certificates.generator.along import (
     Sentinel,
     TextTest,
@@ -118,7 +119,7 @@ def certify_generator(
     false_alarm: float = 1e-6,
     batch_size: int = 64,
     reference: PreTrainedModel | None = None,
-    progress: Callable[[list], Iterable] = iter,
+    progress: Callable[[list], Iterable] = BAR,
 ) -> RunReport:
     """Audits greedy text, noise and rows, and bets along sampled texts against the claim that they
     have the target's distribution (`docs/certificates.md` says how, and what a pass means).
@@ -144,7 +145,7 @@ def certify_generator(
         batch_size: texts drawn together.
         reference: a model whose forwards count in place of the target's own, for instance a copy in
             float32.
-        progress: wraps the list of batches, `tqdm` for instance.
+        progress: wraps the list of batches; `BAR` shows long calls on terminals, `iter` nothing.
 
     Raises:
         TypeError, ValueError: no generator; no prompt, an empty one, one that comes twice; greedy

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from specdec.arguments import (
     plain_numbers,
     shown,
 )
+from specdec.certificates.bar import BAR
 from specdec.certificates.chisquare import detectable_variation
 from specdec.certificates.foreign import ForeignBatchSampler, ForeignSampler, is_declared_lossy
 from specdec.certificates.sampler.drafting import examine_draft_law, looks_ahead, num_lists_of
@@ -30,11 +30,11 @@ from specdec.certificates.sampler.enumeration import (
     mispredictions,
 )
 from specdec.certificates.sampler.optimum import most_accepted
-from specdec.certificates.sampler.paths import Paths
-from specdec.certificates.sampler.problems import Problems, rare_problems, standard_problems
+from specdec.certificates.sampler.paths import Decide, Paths
+from specdec.certificates.sampler.problems import Problems, standard_problems
 from specdec.certificates.sampler.races import Races, find_races, late_lists, wrong_winners
 from specdec.certificates.sampler.report import DrawnEvidence, Failure, SamplerReport
-from specdec.certificates.sampler.rows import NUM_ROWS, NUM_SLOW_ROWS, by_place
+from specdec.certificates.sampler.rows import NUM_ROWS, NUM_SLOW_ROWS, Companions
 from specdec.certificates.sampler.state import changed_by_a_call
 from specdec.certificates.sampler.wider import PATHS as WIDER_PATHS
 from specdec.certificates.sampler.wider import TREE, OutsideError, wider_problems
@@ -61,6 +61,9 @@ NUM_DRAWS, NUM_FOREIGN_DRAWS = 16384, 1024
 MOST_CELLS = 10**6
 """Problems x texts x patterns of uniforms; some minutes of work."""
 
+MOST_COLUMNS = 40
+"""Tokens of a table that is printed."""
+
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
@@ -74,7 +77,7 @@ def certify_sampler(
     dtype: torch.dtype = torch.float64,
     num_draws: int | None = None,
     false_alarm: float = 1e-6,
-    progress: Callable[[list], Iterable] = iter,
+    progress: Callable[[list], Iterable] = BAR,
 ) -> SamplerReport:
     """Finds the exact law of a sampler on toy problems and compares it with the target's.
 
@@ -99,7 +102,7 @@ def certify_sampler(
         num_draws: texts per problem of the tests by draws; `None` is `NUM_DRAWS`, or
             `NUM_FOREIGN_DRAWS`.
         false_alarm: chance that the tests by draws fail a lossless sampler.
-        progress: wraps the list of batches, `tqdm` for instance.
+        progress: wraps the list of batches; `BAR` shows long calls on terminals, `iter` nothing.
 
     Raises:
         TypeError: no sampler, or its class; sizes, trees or paths that are no lists of numbers.
@@ -160,29 +163,25 @@ def certify_sampler(
     report.draft_law = found.says
     if not found.is_honest:
         report.failures.append(Failure("draft", found.size, found.says))
-    num_lists, rare = int(sampler.draw_draft is draw_by_race), SamplerReport(name, tolerance)
-    of_rare = rare_problems(*sizes[-1], dtype=dtype)
-    for problems in chain(progress(batches), [of_rare]):
-        if problems is of_rare and not report.passed:
-            break  # a rule that has failed needs no rare tokens to fail by
-        into = rare if problems is of_rare else report
-        into.num_problems += len(problems)
+    num_lists = int(sampler.draw_draft is draw_by_race)
+    most = NUM_SLOW_ROWS if is_slow else NUM_ROWS
+    options = {"draws": draws, "device": device}
+    for number, problems in enumerate(progress(batches)):
+        report.num_problems += len(problems)
         try:
             _examine_state(report, sampler, problems, device)
             num_lists = max(num_lists, num_lists_of(sampler, problems, device))
-            if num_lists:
-                options = {"num_lists": num_lists, "device": device}
-                reason = _examine_race(into, find_races(sampler, problems, **options), sampler)
-            else:
-                flips = find_flips(sampler, problems, device=device, draws=draws)
-                reason = _examine_chances(into, flips, sampler)
-                if reason is None and report.passed and into is report:
-                    accepted = flips.mean_accepted, most_accepted(flips.paths)
-                    report.accepted.append((problems, *accepted))
-            if problems is batches[0]:
-                options = {"num_lists": num_lists, "draws": draws, "device": device}
-                options["num_rows"] = NUM_SLOW_ROWS if is_slow else NUM_ROWS
-                report.failures += _examine_rows(sampler, problems, **options)
+            reason, flips = _examine_law(report, sampler, problems, num_lists, **options)
+            if reason is None and flips is not None and report.passed:
+                accepted = flips.mean_accepted, most_accepted(flips.paths)
+                report.accepted.append((problems, *accepted))
+            if report.passed or problems is batches[0]:
+                company = Companions(
+                    sampler, problems, _generator(), num_lists=num_lists, num_rows=most, **options
+                )
+                is_thorough = problems.is_chain and problems.num_draft_tokens < 3
+                if (stray := company.strays(number, is_thorough=is_thorough)) is not None:
+                    report.failures.append(Failure(stray[0], 1.0, stray[1]))
         except NotScriptedError as error:
             reason = f"it decides by numbers of its own ({error.asked})"
             if found.names:
@@ -195,13 +194,10 @@ def certify_sampler(
             ) from error
         if reason is not None:  # what enumeration said is dropped
             return drawn(partial(draw_tests, draws=draws), batches, reason)
-    if rare.num_problems:
-        report.add_rare(rare, f"tokens down to {of_rare.least:.0e}")
     if report.passed:
-        options = {"num_lists": num_lists, "is_slow": is_slow, "device": device, "draws": draws}
         size = {"vocab": sizes[-1][0], "width": sizes[-1][1], "dtype": dtype}
         size["parents"] = TREE if trees else WIDER_PATHS if paths else None
-        _examine_further(report, sampler, size, **options)
+        _examine_further(report, sampler, size, num_lists=num_lists, is_slow=is_slow, **options)
     if num_lists > 1:
         ahead = looks_ahead(sampler, sizes[-1][0], num_lists, dtype=dtype, device=device)
         if ahead is not None:
@@ -273,12 +269,9 @@ def _examine_further(
         problems, into = each.problems, SamplerReport(report.name, each.tolerance)
         into.num_problems, reason = len(problems), None
         try:
-            if num_lists:
-                races = find_races(each.decide, problems, num_lists=num_lists, device=device)
-                _examine_race(into, races, each.decide)
-            else:
-                flips = find_flips(each.decide, problems, device=device, draws=draws)
-                reason = _examine_chances(into, flips, each.decide)
+            reason, _ = _examine_law(
+                into, each.decide, problems, num_lists, draws=draws, device=device
+            )
         except OutsideError as error:
             into.failures.append(Failure("zero", 1.0, f"{error} ({problems.describe(0)})"))
         except NotScriptedError as error:
@@ -289,13 +282,9 @@ def _examine_further(
             into.failures.append(Failure("decision", 1.0, reason))
         tried.append(each.what)
         found.append(into)
+        if not into.passed:
+            break  # a rule that has failed needs no more to fail by
     report.add_further(found, tried)
-
-
-def _examine_rows(sampler: Sampler, problems: Problems, **options: Any) -> list[Failure]:
-    """What a sampler decides otherwise at other places of a batch."""
-    says = by_place(sampler, problems, _generator(), **options)
-    return [] if says is None else [Failure("rows", 1.0, says)]
 
 
 def _examine_state(
@@ -306,6 +295,19 @@ def _examine_state(
         return
     if (says := changed_by_a_call(sampler, problems, device)) is not None:
         report.failures.append(Failure("state", 1.0, says))
+
+
+def _examine_law(
+    report: SamplerReport, decide: Decide, problems: Problems, num_lists: int, **options: Any
+) -> tuple[str | None, Flips | None]:
+    """Enumerates a sampler on problems; why that is inconclusive, and, without races, its flips."""
+    if num_lists:
+        device = options["device"]
+        races = find_races(decide, problems, num_lists=num_lists, device=device)
+        _examine_race(report, races, decide)
+        return None, None
+    flips = find_flips(decide, problems, **options)
+    return _examine_chances(report, flips, decide), flips
 
 
 def _examine_chances(report: SamplerReport, flips: Flips, sampler: Sampler) -> str | None:
@@ -385,7 +387,7 @@ def _report_of_draws(
         draft_law=begun.draft_law,
         is_declared_lossy=begun.is_declared_lossy,
     )
-    report.failures += [f for f in begun.failures if f.kind in ("draft", "rows", "state")]
+    report.failures += [f for f in begun.failures if f.kind in ("draft", "rows", "ids", "state")]
     for problems, problem, p_value, _, (code, share, law) in tests:
         if p_value < threshold:
             says = (
@@ -442,7 +444,8 @@ def _failure(
     cause: str | None = None,
 ) -> Failure:
     where = f"text {text} of {problems.describe(problem)} {says}"
-    table = problems.table(problem, text, accept)
+    is_small = problems.vocab_size <= MOST_COLUMNS
+    table = problems.table(problem, text, accept) if is_small else ()
     return Failure(kind, size, where, problems.num_draft_tokens, table, cause)
 
 

@@ -7,7 +7,7 @@ the context.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -21,13 +21,30 @@ FILTERS = (
     {},
     {"top_k": 2},
     {"top_p": 0.77},
-    {"min_p": 0.3},
+    {"min_p": 0.6},
     {"temperature": 0.0},
     {"temperature": 0.5, "top_k": 3, "top_p": 0.93, "min_p": 0.07},
+    {"temperature": 2.0},
+    {"temperature": 0.5, "top_p": 0.77},
+    {"temperature": 2.0, "min_p": 0.6},
+    {"temperature": 0.5, "top_k": 2},
+    {"top_k": 3, "top_p": 0.77},
+    {"top_k": 3, "min_p": 0.6},
+    {"top_p": 0.77, "min_p": 0.6},
 )
-"""Values of `LogitsFilter` that are tried together in one batch, a problem each. None of the
-fractions is a sum or ratio of the tables' probabilities, so rounding decides nothing.
+"""Values of `LogitsFilter` that are tried together in one batch, a problem each: alone, in pairs,
+and all. None of the fractions is a sum or ratio of the tables' probabilities, so rounding decides
+nothing.
 """
+
+SHIFTS = {
+    torch.float64: 800.0,
+    torch.float32: 100.0,
+    torch.bfloat16: 100.0,
+    torch.float16: 30.0,
+}
+"""Added to a row of logits, which leaves its probabilities as they are. Without subtracting the
+maximum first, `exp` of such a logit is infinite in that type, and of its negative value 0."""
 
 BATCHES: tuple[tuple[DraftKind, Sequence[dict]], ...] = (
     ("soft", ({},)),
@@ -112,10 +129,33 @@ class Problems:
         """The smallest probability above 0 that the target gives a token after nothing."""
         return float(self.target[0][self.target[0] > 0].min())
 
+    def options(self, problem: int) -> dict[str, float]:
+        """Arguments of `LogitsFilter` that one of the problems uses."""
+        given = {name: values[problem] for name, values in self.logits_filter.items()}
+        return {name: value for name, value in given.items() if value != NEUTRAL[name]}
+
+    def shifted(self, dtype: torch.dtype) -> "Problems":
+        """The problems with logits of a type, a constant of `SHIFTS` added to most rows, and the
+        law of what these are after rounding; draft laws are float64 beside float64 logits, else
+        float32.
+        """
+        logits, target = [], []
+        for level in self.logits:
+            count, prefixes, _ = level.shape
+            number = torch.arange(count + prefixes - 1, device="cpu").unfold(0, prefixes, 1)
+            rows = (level + (number % 5 - 2)[..., None] / 2 * SHIFTS[dtype]).to(dtype)
+            exact = rows.double()
+            weights = (exact - exact.amax(dim=-1, keepdim=True)).exp()
+            laws = [filtered_law(x, self.options(w)) for w, x in enumerate(weights)]
+            logits.append(rows)
+            target.append(torch.stack(laws))
+        of_draft = dtype if dtype == torch.float64 else torch.float32
+        draft = [level.to(of_draft) for level in self.draft]
+        return replace(self, logits=logits, target=target, draft=draft)
+
     def describe(self, problem: int) -> str:
         """One of the problems, in a few words."""
-        logits_filter = {name: values[problem] for name, values in self.logits_filter.items()}
-        logits_filter = "".join(f", {n}={v:g}" for n, v in logits_filter.items() if v != NEUTRAL[n])
+        logits_filter = "".join(f", {n}={v:g}" for n, v in self.options(problem).items())
         valid = f", {self.num_valid[problem]} drafted" if self.num_valid else ""
         sizes = f"K = {self.num_draft_tokens}, V = {self.vocab_size}"
         sizes += "" if self.is_chain else f", parents {self.parents}"
@@ -174,14 +214,10 @@ def standard_problems(
             problems = random_problems(vocab, width, count, generator, **options)
             is_drawn = number % 2 == 1 or number >= len(shapes) - len(paths)
             problems.has_replacement = is_drawn and not problems.is_point_mass
-            problems.logits = [level.to(dtype) for level in problems.logits]
-            problems.draft = [level.to(dtype) for level in problems.draft]
-            yield problems
+            yield problems.shifted(dtype)
 
 
-def rare_problems(
-    vocab: int, width: int, count: int, *, dtype: torch.dtype = torch.float64
-) -> Problems:
+def rare_problems(vocab: int, width: int, count: int) -> Problems:
     """Soft drafts of `width` tokens or one, in which target and draft give tokens as little as
     2**-36 of what they give others: a rule that drops or rounds rare tokens is seen.
     """
@@ -191,8 +227,8 @@ def rare_problems(
         tables.append([_rare_weights(shape, generator) for shape in shapes])
     target, draft = ([x / x.sum(dim=-1, keepdim=True) for x in levels] for levels in tables)
     return Problems(
-        logits=[level.log().to(dtype) for level in target],
-        draft=[level.to(dtype) for level in draft],
+        logits=[level.log() for level in target],
+        draft=draft,
         target=target,
         name="soft drafts of rare tokens",
     )
@@ -272,11 +308,12 @@ def random_draft_weights(target: Tensor, generator: torch.Generator) -> Tensor:
 
 def filtered_law(weights: Tensor, options: dict) -> Tensor:
     """What temperature, top-k, top-p and min-p, in this order, leave of integer weights `[..., V]`
-    in float64: the definition, word for word, by sorting. All but top-p's share is exact.
+    in float64: the definition, word for word, by sorting. All but top-p's share is exact at
+    temperatures 1 / n.
 
     Args:
         weights: >= 0, not all zero.
-        options: arguments of `LogitsFilter`; the temperature 0, or 1 / an integer.
+        options: arguments of `LogitsFilter`.
 
     Example:
         >>> filtered_law(torch.tensor([1.0, 3.0, 4.0, 1.0]), {"top_k": 2})
@@ -285,7 +322,7 @@ def filtered_law(weights: Tensor, options: dict) -> Tensor:
     options = NEUTRAL | options
     if options["temperature"] == 0:
         return _one_hot(weights)
-    weights = weights ** round(1 / options["temperature"])
+    weights = weights ** (1 / options["temperature"])
     if options["top_k"]:
         kth = weights.topk(min(options["top_k"], weights.shape[-1])).values[..., -1:]
         weights = weights * (weights >= kth)

@@ -39,6 +39,12 @@ KINDS = {
         "rows that change places with others; something kept from an earlier call, or for a batch "
         "of that size; a number or a decision of one row that serves all",
     ),
+    "ids": (
+        "a token is not decided on by its probabilities alone: its id, or the size of the "
+        "vocabulary, has a part",
+        "an id that is treated by its number, such as that of an end of text; an integer type too "
+        "small for ids; a size from which another code runs",
+    ),
     "state": (
         "a rule is no function of its draft, its logits and its numbers: calls change it, and what "
         "it decides later was not tried",
@@ -120,8 +126,8 @@ class SamplerReport:
             token's law and the target's, given the tokens before it.
         is_declared_lossy: the rule's class says that it is not lossless.
         draft_law: what was found of the way in which the rule has its drafts drawn.
-        rare: what was found of tokens of small probability.
-        further: what was found in large vocabularies and with logits of other types.
+        further: what was found in large vocabularies, with logits of other types, with no and
+            with many draft tokens, and of tokens of small probability.
         drawn: `None` if the law was enumerated; else the verdict is that of tests by draws, and
             `deviation` and `total_variation` are NaN.
     """
@@ -137,7 +143,6 @@ class SamplerReport:
     losses: list[Tensor] = field(default_factory=list, repr=False)
     is_declared_lossy: bool = False
     draft_law: str = ""
-    rare: str = ""
     further: str = ""
     drawn: DrawnEvidence | None = None
 
@@ -161,16 +166,8 @@ class SamplerReport:
         )
         return most if self.passed else math.nan
 
-    def add_rare(self, rare: SamplerReport, what: str) -> None:
-        """Takes in what was found in problems of rare tokens."""
-        self.failures += rare.failures
-        self.deviation = max(self.deviation, rare.deviation)
-        self.total_variation = max(self.total_variation, rare.total_variation)
-        if not rare.failures:
-            self.rare = f"the law holds for {what}, too (exact, {rare.num_problems} problems)"
-
     def add_further(self, found: list[SamplerReport], tried: list[str]) -> None:
-        """Takes in what was found in larger vocabularies and with logits of other types."""
+        """Takes in what was found beyond the toy problems."""
         self.failures += [failure for one in found for failure in one.failures]
         for one in found:
             if one.failures:
@@ -245,15 +242,16 @@ class SamplerReport:
             lines.append(self._loss())
         if self.draft_law:
             lines.append(self.draft_law)
-        if self.passed:
-            lines += [line for line in (self.rare, self.further) if line]
+        if self.passed and self.further:
+            lines.append(self.further)
         for kind in dict.fromkeys(failure.kind for failure in self.failures):
             found = [failure for failure in self.failures if failure.kind == kind]
             shown = min(found, key=lambda failure: failure.width)  # the first of the smallest
             meaning, usual = KINDS[kind]
             lines.append(f"{kind} ({len(found)} found): {meaning}. In the smallest problem:")
             lines += [shown.text, *(f"    {line}" for line in shown.table)]
-            lines.append(shown.cause or f"usual causes: {usual}")
+            if self.verdict != "LOSSY":
+                lines.append(shown.cause or f"usual causes: {usual}")
         lines.append(f"({PROBLEM}{'' if drawn is None else f'; {DETECTABLE}'})")
         options = {"width": 100, "initial_indent": " " * 6, "subsequent_indent": " " * 8}
         wrapped = [fill(line, **options, replace_whitespace=False) for line in lines]

@@ -33,6 +33,9 @@ from specdec.samplers import Sampler
 _LIBRARIES = {"specdec", *sys.stdlib_module_names}
 """Whose own classes and functions are not looked into, nor are those of installed packages."""
 
+_ROWS = 8
+"""Drafts that a rule is called with."""
+
 _MOST = 2**12
 """Numbers of a tensor that are looked at: all of a smaller one, so many of a larger one, of which
 torch counts the changes."""
@@ -41,21 +44,28 @@ torch counts the changes."""
 def changed_by_a_call(
     sampler: Sampler, problems: Problems, device: torch.device | str = "cpu"
 ) -> str | None:
-    """What a call that repeats the one before it changes in a rule, in words; `None` for nothing.
+    """What a call that repeats the one before it changes in a rule, or any call in its draft and
+    logits, in words; `None` for nothing.
 
     Args:
         sampler: is called twice.
-        problems: the draft is the first of these.
+        problems: the drafts are some of these.
         device: where it runs.
     """
-    draft, logits, logits_filter = Paths(problems, device=device).inputs(
-        torch.zeros(1, dtype=torch.long, device="cpu")
-    )
-    start, found = torch.full((1,), 7, device=device), []
+    paths = Paths(problems, device=device)
+    rows = torch.linspace(0, len(paths) - 1, min(len(paths), _ROWS), device="cpu").long()
+    draft, logits, logits_filter = paths.inputs(rows)
+    start, found = torch.full((len(rows),), 7, device=device), []
+    given = {"the logits": logits, "draft.tokens": draft.tokens, "draft.probs": draft.probs}
+    given = {name: tensor for name, tensor in given.items() if tensor is not None}
+    before = {name: _content(tensor) for name, tensor in given.items()}
     for _ in range(2):
-        noise = sampler.noise_type([0], device=device).at(start, logits.shape[1])
-        sampler(draft, logits, logits_filter, noise)
+        noise = sampler.noise_type(list(range(len(rows))), device=device)
+        sampler(draft, logits, logits_filter, noise.at(start, logits.shape[1]))
         found.append(dict(_reached(sampler)))
+    for name, tensor in given.items():
+        if _content(tensor) != before[name]:
+            return f"a call writes into what it is given: {name}"
     for name in dict.fromkeys(chain(*found)):
         was, now = (state.get(name, "nothing") for state in found)
         if was != now:

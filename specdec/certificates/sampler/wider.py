@@ -24,8 +24,8 @@ from specdec.certificates.sampler.paths import Decide
 from specdec.certificates.sampler.problems import (
     FILTERS,
     Problems,
-    filtered_law,
     random_problems,
+    rare_problems,
 )
 from specdec.loop.outcome import check_decisions
 from specdec.loop.step import check_verdict
@@ -40,8 +40,15 @@ seed 750 every distribution has two probabilities that differ."""
 TREE, PATHS = (-1, -1, 1), (-1, -1, 0, 1)
 """Of rules that take trees: two ids of `SPARSE[0]`."""
 
-DENSE, DENSE_RACE = (33, 1, 3), (14, 1, 2)
-"""The same of one in which every id can be; a race has to be looked at pair by pair."""
+DENSE, DENSE_RACE = (
+    ((33, 1, 3, "soft"), (257, 1, 1, "point-mass"), (701, 0, 1, "soft")),
+    ((14, 1, 2, "soft"),),
+)
+"""(vocabulary, draft tokens, problems, kind) of those in which every id can be emitted; a race has
+to be looked at pair by pair."""
+
+DEEP = 6
+"""Draft tokens of problems in which most levels have one token that is certain."""
 
 TYPES = torch.float32, torch.bfloat16, torch.float16
 """Of logits, where the toy problems have another one."""
@@ -158,16 +165,36 @@ def wider_problems(
         problems = random_problems(2, 2, 3, generator, parents=parents)
         problems.has_replacement = parents == PATHS
         yield _among(sampler, problems, SPARSE[0][0], **exact)
-    size, most, count = DENSE_RACE if is_race or is_slow else DENSE
-    problems = random_problems(size, min(most, width), 1 if is_slow else count, generator)
-    yield Further(f"{size} ids", sampler, _typed(problems, dtype), tolerance)
+    for size, most, count, kind in DENSE_RACE if is_race or is_slow else DENSE:
+        count = 1 if is_slow else count
+        problems = random_problems(size, min(most, width), count, generator, kind=kind)
+        yield Further(f"{size} ids", sampler, problems.shifted(dtype), tolerance)
     for other in (other for other in TYPES if other != dtype):
-        depth, count = (1, 2) if is_slow else (min(2, width), 6)
+        depth, count = (1, 2) if is_slow else (min(2, width), len(FILTERS))
         options = {"kind": "mixed", "filters": FILTERS}
-        problems = random_problems(vocab, depth, count, generator, **options)
-        problems, name = _typed(problems, other), str(other).removeprefix("torch.")
+        problems = random_problems(vocab, depth, count, generator, **options).shifted(other)
+        name = str(other).removeprefix("torch.")
         problems.name += f" with logits in {name}"
         yield Further(name, sampler, problems, max(tolerance, ROUNDING))
+    empty = random_problems(vocab, 0, len(FILTERS), generator, filters=FILTERS)
+    yield Further("K = 0", sampler, empty.shifted(dtype), tolerance)
+    yield Further(f"K = {DEEP}", sampler, _deep_problems(generator).shifted(dtype), tolerance)
+    rare = rare_problems(vocab, width, 2 if is_slow else 18)
+    what = f"tokens down to {rare.least:.0e}"
+    yield Further(what, sampler, rare.shifted(dtype), tolerance)
+
+
+def _deep_problems(generator: torch.Generator) -> Problems:
+    """Problem w is free at the levels w, w + 3, ...; target and draft are certain of the same
+    token at the others.
+    """
+    problems = random_problems(2, DEEP, 3, generator)
+    for level, draft in enumerate(problems.draft):
+        is_free = (torch.arange(3, device="cpu") == level % 3)[:, None, None]
+        certain = torch.zeros_like(draft).scatter(-1, draft.argmax(dim=-1, keepdim=True), 1.0)
+        problems.draft[level] = torch.where(is_free, draft, certain)
+        problems.logits[level] = torch.where(is_free, problems.logits[level], certain.log())
+    return problems
 
 
 def _among(
@@ -178,18 +205,4 @@ def _among(
     ids = (torch.arange(vocab, device="cpu") + 1) * size // vocab - 1
     problems.name += f" of {vocab} ids among {size}"
     decide = Among(sampler, ids, size)
-    return Further(f"{size} ids", decide, _typed(problems, dtype), tolerance)
-
-
-def _typed(problems: Problems, dtype: torch.dtype) -> Problems:
-    """The problems with logits of a type, and the law of what these are after rounding."""
-    logits = [level.to(dtype) for level in problems.logits]
-    given = problems.logits_filter
-    options = [{name: given[name][w] for name in given} for w in range(len(problems))]
-    if dtype != torch.float64:
-        weights = [level.double().exp() for level in logits]
-        problems.target = [torch.stack([*map(filtered_law, x, options)]) for x in weights]
-    type_of_draft = dtype if dtype == torch.float64 else torch.float32
-    problems.draft = [level.to(type_of_draft) for level in problems.draft]
-    problems.logits = logits
-    return problems
+    return Further(f"{size} ids", decide, problems.shifted(dtype), tolerance)
