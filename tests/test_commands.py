@@ -39,7 +39,7 @@ NOT_RUN = {
     "vllm serve": "needs vLLM: tests/foreign/test_vllm.py",
     "hf download": BY_THE_HUB,
     "specdec evaluate --target Qwen/": BY_THE_HUB,
-    "specdec reproduce": BY_THE_HUB,
+    "PYTHONPATH=. python examples/reproduce.py": BY_THE_HUB,
     "python -m specdec.integrations.lm_eval": BY_THE_HUB,
     "torchrun --nproc-per-node 2 -m specdec.integrations.lm_eval": BY_THE_HUB,
     "torchrun --nproc-per-node 2 -m specdec train": "tests/parallel/test_spread_training.py does",

@@ -10,7 +10,6 @@ from specdec.evaluation.intervals import Estimate
 from specdec.evaluation.paired import difference
 from specdec.evaluation.positions import every_position
 from specdec.evaluation.prompts import Prompt, own_prompts, read_prompts
-from specdec.evaluation.protocols import reproduce
 from specdec.evaluation.replay import replay
 from specdec.evaluation.self_drafts import choose_layers
 from specdec.evaluation.study import Study
@@ -33,7 +32,6 @@ __all__ = [
     "own_prompts",
     "read_prompts",
     "replay",
-    "reproduce",
     "sweep",
     "write_answers",
 ]
