@@ -56,7 +56,6 @@ READERS = {
     r"--drafter (PATH_OR_ID|PATH)\b": f"--drafter {zoo.WEIGHTS_DIR}/draft",
     r"--target (PATH_OR_ID|PATH)\b": f"--target {zoo.WEIGHTS_DIR}/target",
     r"--prompts FILE": "--prompts prompts.jsonl",
-    r"--contexts 4096,32768": "--contexts 64,128 --draft-caches 16,32",  # of 2048 positions
     r"--draft-vocab-size 32000": "--draft-vocab-size 1024",  # of 2048 tokens
 }
 """What stands in the place of the reader's files."""
