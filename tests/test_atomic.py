@@ -25,7 +25,6 @@ from specdec.atomic import append, replacing, replacing_files, write_text
 from specdec.drafters import MTPDrafter
 from specdec.evaluation import Evaluation
 from specdec.evaluation.run_file import RunFile
-from specdec.evaluation.self_drafts import _append, _read
 from specdec.evaluation.study import StudyFolder
 from specdec.trace import Trace
 from specdec.training.follow import FollowTarget
@@ -189,25 +188,6 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_no_part_of_it(tmp_path):
     assert len(file.read()[1]) == 2
     assert len(run_of(path, 3).rows) == 3
     assert Evaluation.load(path).is_whole
-
-
-@pytest.mark.parametrize("cut", [1, 12, 40, -3])
-def test_a_search_goes_on_after_a_line_that_was_cut_off(cut, tmp_path):
-    path, settings = tmp_path / "search.jsonl", {"weights": "abc", "most": 2}
-    _append(path, {"settings": settings, "ms": [1.0] * 20})
-    first = path.read_bytes()
-    if cut > 0:  # while the first line was written
-        path.write_bytes(first[:cut])
-        assert _read(path, settings) == []
-        assert path.read_bytes() == b""
-    else:
-        _append(path, [[0, 1], 2, 1.5])
-        path.write_bytes(path.read_bytes()[:cut])
-        assert _read(path, settings) == [json.loads(first)]
-        assert path.read_bytes() == first
-    path.write_bytes(b"no search at all")
-    with pytest.raises(ValueError, match="would be lost"):
-        _read(path, settings)
 
 
 def test_a_checkpoint_whose_state_is_cut_off_is_none(tmp_path):

@@ -39,7 +39,7 @@ NOT_RUN = {
     "vllm serve": "needs vLLM: tests/foreign/test_vllm.py",
     "hf download": BY_THE_HUB,
     "specdec evaluate --target Qwen/": BY_THE_HUB,
-    "specdec reproduce": BY_THE_HUB,
+    "PYTHONPATH=. python examples/reproduce.py": BY_THE_HUB,
     "python -m specdec.integrations.lm_eval": BY_THE_HUB,
     "torchrun --nproc-per-node 2 -m specdec.integrations.lm_eval": BY_THE_HUB,
     "torchrun --nproc-per-node 2 -m specdec train": "tests/parallel/test_spread_training.py does",
@@ -56,7 +56,6 @@ READERS = {
     r"--drafter (PATH_OR_ID|PATH)\b": f"--drafter {zoo.WEIGHTS_DIR}/draft",
     r"--target (PATH_OR_ID|PATH)\b": f"--target {zoo.WEIGHTS_DIR}/target",
     r"--prompts FILE": "--prompts prompts.jsonl",
-    r"--contexts 4096,32768": "--contexts 64,128 --draft-caches 16,32",  # of 2048 positions
     r"--draft-vocab-size 32000": "--draft-vocab-size 1024",  # of 2048 tokens
 }
 """What stands in the place of the reader's files."""

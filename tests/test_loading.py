@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from specdec import PromptLookupDrafter, SpeculativeGenerator, SuffixDrafter, Tree, zoo
+from specdec.drafters.visible import draft_cache
 from specdec.loading import load_drafter, load_sampler, load_target
 from specdec.samplers import BlockSampler, EnsembleSampler
 
@@ -45,6 +46,16 @@ def mine(tmp_path):
     (tmp_path / "torn.py").write_text("def make(:")
     (tmp_path / "bare.py").write_text("import nothing_here")
     return tmp_path
+
+
+def test_a_draft_cache_has_a_name():
+    target = zoo.load_target()
+    assert load_drafter("self:20", target, 3).visible == draft_cache(20)
+    with pytest.raises(ValueError, match="the draft cache must be an integer >= 5"):
+        load_drafter("self:4", target)
+    for name, options in (("self", {}), ("self:all", {}), ("self:20", {"tree": "4x2"})):
+        with pytest.raises(ValueError, match="self:1024 for instance"):
+            load_drafter(name, target, **options)
 
 
 def test_a_file_makes_drafters_and_samplers(mine, monkeypatch):

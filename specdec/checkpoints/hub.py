@@ -39,28 +39,6 @@ def check_reachable(repository: str, *, revision: str | None = None) -> bool:
     return True
 
 
-def weight_bytes(path_or_id: str | Path) -> int:
-    """Of the weight files of a folder or repository, none of which is fetched.
-
-    Raises:
-        ValueError: there is no such folder, and the hub does not say it.
-    """
-    path = Path(path_or_id).expanduser()
-    if path.is_dir():
-        sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
-    else:
-        try:
-            info = HfApi().model_info(str(path_or_id), files_metadata=True, timeout=5.0)
-        except Exception as error:  # offline, a proxy, a timeout: clients raise many kinds
-            raise _unavailable(str(path_or_id), error, is_refused=False) from error
-        sizes = {each.rfilename: each.size or 0 for each in info.siblings or []}
-    of_kind = {
-        suffix: sum(size for name, size in sizes.items() if name.endswith(suffix))
-        for suffix in (".safetensors", ".bin", ".pt")
-    }
-    return next(filter(None, of_kind.values()), 0)
-
-
 def _unavailable(repository: str, error: Exception, *, is_refused: bool) -> ValueError:
     where = " and is not in the local cache, and the Hugging Face hub cannot be reached"
     if is_refused:

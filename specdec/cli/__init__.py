@@ -23,12 +23,11 @@ from specdec.cli.generate import generate
 from specdec.cli.inspect import inspect
 from specdec.cli.options import ungrouped
 from specdec.cli.plan import plan
-from specdec.cli.reproduce import reproduce
 from specdec.cli.train import train
 from specdec.cli.zoo import zoo
 from specdec.show.text import one_line, printable
 
-COMMANDS = demo, generate, chat, evaluate, ablate, reproduce, plan, certify, inspect, zoo
+COMMANDS = demo, generate, chat, evaluate, ablate, plan, certify, inspect, zoo
 COMMANDS += answers, train
 """Functions import models and all that computes when they run, so that help comes at once."""
 INPUT_ERRORS = (ValueError, TypeError, OSError, ImportError, FloatingPointError, ArgumentError)

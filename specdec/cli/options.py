@@ -115,11 +115,9 @@ class Parts:
     dtype: DType = "auto"
     device: Device = "cpu"
 
-    def load(
-        self, target: str, loaded: tuple[Any, Any] | None = None
-    ) -> tuple[SpeculativeGenerator, Any]:
+    def load(self, target: str) -> tuple[SpeculativeGenerator, Any]:
         """The generator, and the tokenizer of its target. What can be refused without loading
-        anything is refused first; a model and tokenizer that are `loaded` are taken as they are.
+        anything is refused first.
         """
         from specdec import SpeculativeGenerator, Tree
         from specdec.loading import find_drafter, load_sampler, load_target
@@ -136,7 +134,7 @@ class Parts:
         make = find_drafter(name, k, tree=tree, **drawing)
         sampler = load_sampler(self.sampler, target_weight=self.target_weight)
         place = {"dtype": self.dtype, "device": local_device(self.device)}
-        model, tokenizer = loaded or load_target(target, **place)
+        model, tokenizer = load_target(target, **place)
         use_few_threads(model)
         drafter = make(model, tokenizer=tokenizer, **place)
         return SpeculativeGenerator(model, drafter, sampler), tokenizer

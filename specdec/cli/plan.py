@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
 
-from specdec.cli.options import (
-    Parts,
-    PromptFile,
-    Target,
-    Temperature,
-    count,
-    given,
-    refuse,
-    several,
-)
-
-OF_SELF = "tokens, for --drafter self; default:"
+from specdec.cli.options import Parts, PromptFile, Target, Temperature, count, several
 
 
 def plan(
@@ -31,8 +19,6 @@ def plan(
     ] = None,
     temperature: Temperature = 0.0,
     batch_sizes: Annotated[Any, several("rows", int, "1,8")] = "1,8",
-    contexts: Annotated[Any, several(f"{OF_SELF} 4096,32768", int, "4096,32768")] = None,
-    draft_caches: Annotated[Any, several(f"{OF_SELF} 256,1024,4096", int, "256,1024")] = None,
     rounds: Annotated[int, count("how often each batch is generated")] = 3,
     minutes: Annotated[
         float, Option(min=0, help="about how long to measure; with so many first prompts as fit")
@@ -45,26 +31,9 @@ def plan(
     --num-draft-tokens (default 8), and with trees of such sizes up to --tree's, all of which take
     turns on the same prompts; and names the best, with those that cannot be told apart from it.
     It generates from each prompt once more than --rounds, per K and batch size, and says first how
-    long that takes: from as many of the prompts as --minutes have time for, at least one batch. Of
-    a mixture of experts it says how many of them drafts touch, which is what they cost.
-
-    With --drafter self the target drafts for itself: names the best of --draft-caches and K by
-    batch size and --contexts, predicted from acceptance on the prompts, which should be as long,
-    and from times of steps.
+    long that takes: from as many of the prompts as --minutes have time for, at least one batch.
     """
-    of_self = {"contexts": contexts, "draft_caches": draft_caches}
-    if parts.drafter == "self":
-        options = {
-            "max_new_tokens": max_new_tokens or 64,
-            "temperature": temperature,
-            "rounds": rounds,
-        }
-        return plan_self(
-            target, prompts, parts, batch_sizes=batch_sizes, **given(of_self), **options
-        )
-    refuse(of_self, "belongs to --drafter self")
     from specdec.evaluation import own_prompts, read_prompts, sweep
-    from specdec.evaluation.experts import experts_of
     from specdec.evaluation.prompts import processor_for
     from specdec.generator import SpeculativeGenerator
     from specdec.loading import load_drafter, load_sampler, load_target
@@ -129,8 +98,6 @@ def plan(
         alike = f"; not told apart from it: {'; '.join(others)}" if others else ""
         pays = "" if "none" not in (best, *others) else " (drafting is not shown to pay)"
         print(f"fastest with batches of {rows}: {best}{alike}{pays}")
-    if any(experts_of(model)):
-        print(_experts(model, study, drafts, batch_sizes))
 
 
 def _way(cell: dict[str, Any]) -> str:
@@ -157,16 +124,6 @@ def _speed_ups(study: Any, name: str, batch_sizes: list[int]) -> Any:
     return Table(header, rows, (note,))
 
 
-def _experts(model: Any, study: Any, drafts: list[int | str], batch_sizes: list[int]) -> Any:
-    """What drafts cost a mixture of experts, by the texts that it has just written."""
-    from specdec.evaluation.experts import expert_costs
-
-    texts = [row.new_tokens for row in study.runs[0].rows]
-    longest = max(map(len, texts)) - 1
-    lengths = [k for k in drafts if isinstance(k, int) and k <= longest]
-    return expert_costs(model, texts, draft_lengths=lengths, batch_sizes=batch_sizes)
-
-
 def seconds_per_token(generators: list[Any], rows: int) -> float:
     """Mean time of a step's token of these generators, each tried on a few; accepted drafts make
     it less.
@@ -181,37 +138,3 @@ def seconds_per_token(generators: list[Any], rows: int) -> float:
             result = generator.generate(ids, **options)
             taken.append((time.perf_counter() - started_s) / int(result.lengths[0]))
     return sum(taken[1::2]) / len(generators)
-
-
-def plan_self(
-    target: str,
-    prompts: Path | None,
-    parts: Parts,
-    **options: Any,
-) -> None:
-    """Prints the best draft cache and K by batch size and context."""
-    from specdec.evaluation import own_prompts, read_prompts
-    from specdec.evaluation.intervals import counted
-    from specdec.evaluation.prompts import encode
-    from specdec.evaluation.self_drafts import plan_draft_caches
-    from specdec.loading import load_target
-    from specdec.targets import Target as Wrapped
-
-    names = ("tree", "proposal", "draft_temperature", "target_weight")
-    refuse({name: getattr(parts, name) for name in names}, "does not belong to --drafter self")
-    records = own_prompts() if prompts is None else read_prompts(prompts)
-    if any(prompt.images for prompt in records):
-        raise ValueError("--drafter self plans over texts; leave prompts with images out")
-    model, tokenizer = load_target(target, dtype=parts.dtype, device=parts.device)
-    found = plan_draft_caches(
-        Wrapped(model),
-        [encode(prompt, [], tokenizer) for prompt in records],
-        num_draft_tokens=parts.num_draft_tokens or 4,
-        **options,
-    )
-    for (rows, tokens), best in found.items():
-        pays = "" if best.speedup > 1 else "; drafting does not pay"
-        print(
-            f"at {tokens} tokens and {counted(rows, 'row')}: a draft cache of {best.draft_cache}, "
-            f"K = {best.num_draft_tokens}, {best.speedup:.2f} x plain decoding{pays}"
-        )

@@ -4,15 +4,12 @@ from specdec.evaluation.answers import write_answers
 from specdec.evaluation.costs import costs, measure_costs
 from specdec.evaluation.evaluate import evaluate
 from specdec.evaluation.evaluation import Evaluation
-from specdec.evaluation.experts import expert_costs
 from specdec.evaluation.hf_generate import HFGenerate
 from specdec.evaluation.intervals import Estimate
 from specdec.evaluation.paired import difference
 from specdec.evaluation.positions import every_position
 from specdec.evaluation.prompts import Prompt, own_prompts, read_prompts
-from specdec.evaluation.protocols import reproduce
 from specdec.evaluation.replay import replay
-from specdec.evaluation.self_drafts import choose_layers
 from specdec.evaluation.study import Study
 from specdec.evaluation.sweep import compare, sweep
 
@@ -22,18 +19,15 @@ __all__ = [
     "HFGenerate",
     "Prompt",
     "Study",
-    "choose_layers",
     "compare",
     "costs",
     "difference",
     "evaluate",
     "every_position",
-    "expert_costs",
     "measure_costs",
     "own_prompts",
     "read_prompts",
     "replay",
-    "reproduce",
     "sweep",
     "write_answers",
 ]

@@ -45,8 +45,6 @@ class Estimate:
         2.68 (no interval: 3 texts)
         >>> print(f"{Estimate(2.684, note='no interval: 3 texts'):.1f}")
         2.7
-        >>> Estimate(2.0, 1.9, 2.1).overlaps(Estimate(2.2, 2.0, 2.4))
-        True
     """
 
     value: float
@@ -63,10 +61,6 @@ class Estimate:
     def has_interval(self) -> bool:
         """Whether the interval is known."""
         return not math.isnan(self.low)
-
-    def overlaps(self, other: Estimate) -> bool:
-        """Whether the two intervals share a value; an interval that is not known overlaps all."""
-        return not (self.high < other.low or other.high < self.low)
 
     def covers(self, value: float) -> bool:
         """Whether a value lies in the interval."""

@@ -173,23 +173,6 @@ def read_prompts(path: str | Path, *, worded: bool = False) -> list[Prompt]:
     return as_prompts(prompts)
 
 
-def find_set(name: str, folder: str | Path) -> Path:
-    """Where a folder holds a set: a file `name.jsonl`, `.json` or `.parquet`, or a folder `name`;
-    `_` may stand for `-`.
-
-    Raises:
-        FileNotFoundError: it holds none of these.
-    """
-    stems = (name, name.replace("-", "_"))
-    places = [Path(folder, stem + suffix) for stem in stems for suffix in (*_SUFFIXES, "")]
-    if found := next(filter(Path.exists, places), None):
-        return found
-    raise FileNotFoundError(
-        f"{folder} does not hold the set {name}: put {name}.jsonl, .json or .parquet there, or a "
-        f"folder {name} with its files, or name those that are there with sets= (--sets)"
-    )
-
-
 def own_prompts() -> list[Prompt]:
     """The small set that comes with specdec: 16 prompts in four categories, one of them with two
     turns each.

@@ -117,23 +117,21 @@ class Study(Tabular):
         *,
         minus: Mapping[str, Any] | None = None,
         stars: Sequence[float] = STARS,
-        spread: str = "interval",
     ) -> list[Table]:
         """What is printed: without arguments the acceptance lengths and, of a timed study,
         milliseconds per token; where each drafter has one cell, one table with both and with the
         speed over that of the first.
 
         Args:
-            columns, of, minus, stars, spread: see `to_latex`.
+            columns, of, minus, stars: see `to_latex`.
         """
-        if (columns, of, minus) == (None, None, None) and spread == "interval":
+        if (columns, of, minus) == (None, None, None):
             if self.timed and len(axes_of(self.cells)["drafter"]) == len(self.cells):
                 return [speed_table(self.cells, self.runs, self._notes)]
             shown = ["acceptance_length", "ms_per_token"][: 1 + self.timed]
         else:
             shown = [self._figure(of)]
         columns = self._axis(columns)
-        check_choice("spread", spread, ("interval", "±"))
         return [
             study_table(
                 self.cells,
@@ -142,7 +140,6 @@ class Study(Tabular):
                 name,
                 tests=self.test(minus, of=name) if minus else None,
                 stars=stars,
-                spread=spread,
                 notes=self._notes,
             )
             for name in shown
@@ -155,7 +152,6 @@ class Study(Tabular):
         of: str | None = None,
         minus: Mapping[str, Any] | None = None,
         stars: Sequence[float] = STARS,
-        spread: str = "interval",
         caption: str | None = None,
         label: str | None = None,
     ) -> str:
@@ -169,7 +165,6 @@ class Study(Tabular):
             minus: values of axes: adds a column of differences to each, to the cell that has these
                 values and is alike otherwise.
             stars: levels of the p-values of these differences (`test`), a star each.
-            spread: `"interval"`, or `"±"` for half of its width.
             caption, label: of a `table` with them, with the notes below: prompts, seeds, hardware
                 and commit. Without both a `tabular`, with the notes as comments.
 
@@ -182,7 +177,7 @@ class Study(Tabular):
         """
         is_bare = caption is None and label is None
         of = of if is_bare else self._figure(of)  # a caption is of one table
-        shown = self.tables(columns, of, minus=minus, stars=stars, spread=spread)
+        shown = self.tables(columns, of, minus=minus, stars=stars)
         if is_bare:
             return "\n\n".join(table.latex() for table in shown)
         table = replace(shown[0], notes=(*shown[0].notes, provenance_of(self.runs)))

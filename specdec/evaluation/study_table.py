@@ -30,7 +30,6 @@ def study_table(
     *,
     tests: PairedTests | None = None,
     stars: Sequence[float] = (),
-    spread: str = "interval",
     notes: Sequence[str] = (),
 ) -> Table:
     """Bold is what is shown to be better than every other cell of its column and conditions, by
@@ -43,7 +42,6 @@ def study_table(
         of: a key of `FIGURES`.
         tests: adds a column with their differences to each.
         stars: levels of their adjusted p-values, a star each.
-        spread: `"interval"`, or `"±"` for half of its width.
         notes: further ones.
     """
     found: dict[int, list[PairedTest]] = {}  # several, where a run has several partners
@@ -54,11 +52,11 @@ def study_table(
     def shown(run: Evaluation | None) -> list[str]:
         if run is None:
             return ["", ""] if tests else [""]
-        own = [in_text(run.estimates[of], FIGURES[of], spread)]
+        own = [format(run.estimates[of], FIGURES[of])]
         if len(found.get(id(run), ())) == 1:
             (test,) = found[id(run)]
             marks = "*" * sum(test.adjusted <= level for level in stars)
-            own.append(in_text(test.difference, "+" + FIGURES[of], spread) + marks)
+            own.append(format(test.difference, "+" + FIGURES[of]) + marks)
         return own + [""] * (bool(tests) + 1 - len(own))
 
     axes, lines = axes_of(cells), lines_of(cells, runs, columns)
@@ -73,7 +71,7 @@ def study_table(
     minus = ", ".join(called(n, v) for n, v in tests.first.items()) if tests else ""
     for value in axes[columns]:
         header += [called(columns, value)] + [f"minus {minus}"] * bool(tests)
-    every = [_intervals(runs, of, spread), *_shared(cells, runs)]
+    every = [_intervals(runs, of), *_shared(cells, runs)]
     if tests:
         marks = ", ".join(f"{'*' * i} p ≤ {level:g}" for i, level in enumerate(stars, start=1))
         every.append(tests.note() + f" {marks}." * bool(stars))
@@ -94,19 +92,6 @@ def speed_table(
     first = f"Speed-up over {cells[0]['drafter']}"
     every = (_intervals(runs, "tokens_per_second", title=first), *_shared(cells, runs))
     return Table(header, rows, (*every, *notes, *_unlike(cells, runs)))
-
-
-def in_text(estimate: Estimate, spec: str, spread: str = "interval") -> str:
-    """An estimate with its interval, or with ± half of the interval's width.
-
-    Example:
-        >>> in_text(Estimate(2.0, 1.8, 2.4), ".2f", "±")
-        '2.00 ± 0.30'
-    """
-    if spread == "interval" or not estimate.has_interval:
-        return format(estimate, spec)
-    width = (estimate.high - estimate.low) / 2
-    return f"{estimate.value:{spec}} ± {width:{spec.removeprefix('+')}}"
 
 
 def provenance_of(runs: Sequence[Evaluation]) -> str:
@@ -169,9 +154,7 @@ def _best_of_columns(
     return (run for run, p in held if p <= 1 - run.level)
 
 
-def _intervals(
-    runs: Sequence[Evaluation], of: str, spread: str = "interval", title: str | None = None
-) -> str:
+def _intervals(runs: Sequence[Evaluation], of: str, title: str | None = None) -> str:
     """What is shown, and what brackets are."""
     title = title or f"{of[0].upper()}{of[1:]}".replace("_", " ")
     is_time = of in ("ms_per_token", "tokens_per_second")
@@ -181,8 +164,7 @@ def _intervals(
     if fewest < MIN_CLUSTERS:
         return f"{title}; no interval for {counted(fewest, unit)}, fewer than {MIN_CLUSTERS}."
     units = f"{unit}{'e' * is_time}s"
-    kind = f"{level} intervals" if spread == "interval" else f"± half of {level} intervals"
-    return f"{title}; {kind} over {units}."
+    return f"{title}; {level} intervals over {units}."
 
 
 def _shared(cells: Sequence[Cell], runs: Sequence[Evaluation]) -> Iterator[str]:

@@ -80,7 +80,6 @@ DAMAGED = {
 """Configurations of folders that are no models."""
 PLACE = "{folder}"
 GENERATE = f"generate --target {TARGET} --prompt x "
-REPRODUCE = "reproduce ddtree --drafter zoo:mask-token --data . "
 TRAIN = "train eagle3 --target zoo --data zoo --output x "
 NOWHERE = "somebody/model is no folder here and is not in the local cache"
 SAMPLED = GENERATE + "--temperature 1 "
@@ -131,10 +130,6 @@ REFUSED = {
     f"inspect {HEAD} --prompt a": "--prompt belongs to the parity check .*pass --target",
     f"inspect {HEAD} --num-draft-tokens 8": "--num-draft-tokens belongs to the parity",
     "inspect lookup --max-new-tokens 8": "--max-new-tokens belongs to the parity check of a head",
-    REPRODUCE + "--sets gsm9k": r"a set of sets= \(--sets\) must be",
-    REPRODUCE + "--budgets 7": r"a budget of budgets= \(--budgets\) must be",
-    REPRODUCE + "--sets alpaca": r"does not hold the set alpaca: .*\(--sets\)",
-    "reproduce dspark --drafter none --data .": "'dspark' is not one of 'dspark-table1', ",
     "generate --target somebody/model --prompt x": NOWHERE,
     GENERATE + "--drafter eagle:somebody/model": NOWHERE,
     "inspect somebody/model": NOWHERE,

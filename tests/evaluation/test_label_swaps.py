@@ -138,9 +138,7 @@ def columns(line: str) -> list[str]:
 def test_the_table_of_a_paper_has_differences_stars_and_a_note():
     pytest.importorskip("pandas")
     study = grid(np.random.default_rng(3), gain=0.3, cells=2)
-    text = study.to_latex(
-        minus={"drafter": "a"}, caption=r"Length, \emph{zoo}", label="tab:length", spread="±"
-    )
+    text = study.to_latex(minus={"drafter": "a"}, caption=r"Length, \emph{zoo}", label="tab:length")
     assert text.startswith("\\begin{table}\n\\centering\n\\caption{Length, \\emph{zoo}}\n")
     assert "\\label{tab:length}\n" in text
     lines = text.splitlines()
@@ -148,12 +146,11 @@ def test_the_table_of_a_paper_has_differences_stars_and_a_note():
     assert header == ["drafter", "K = 1", "minus a", "K = 2", "minus a"]
     (ours,) = (columns(line) for line in lines if line.startswith("b &"))
     last = study.test({"drafter": "a"}).tests[-1]
-    half = (last.difference.high - last.difference.low) / 2
-    assert ours[4] == rf"+{last.difference.value:.2f} $\pm$ {half:.2f}$^{{*}}$"
+    assert ours[4] == f"{last.difference:+.2f}$^{{*}}$"
     assert 0.01 < last.adjusted <= 0.05
     (theirs,) = (columns(line) for line in lines if line.startswith("a &"))
     assert theirs[2] == theirs[4] == ""
-    assert r"$\pm$ half of 95 \% intervals over prompts." in text
+    assert r"95 \% intervals over prompts." in text
     assert "Holm over 2 pairs. $^{*}$ p $\\le$ 0.05" in text
     no_stars = study.to_latex(minus={"drafter": "a"}, stars=())
     assert "*" not in no_stars

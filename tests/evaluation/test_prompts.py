@@ -7,7 +7,7 @@ import torch
 
 from specdec import zoo
 from specdec.evaluation import Prompt, own_prompts, read_prompts
-from specdec.evaluation.prompts import as_prompts, encode, find_set
+from specdec.evaluation.prompts import as_prompts, encode
 
 TOKENIZER = zoo.load_tokenizer()
 FORMS = {
@@ -156,15 +156,6 @@ def test_a_folder_is_read_in_the_order_of_its_files_which_number_on(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"holds no \.jsonl or \.parquet file"):
         read_prompts(tmp_path / "empty")
-
-
-def test_a_set_is_found_by_its_name(tmp_path):
-    (tmp_path / "mt_bench.jsonl").write_text("")
-    (tmp_path / "gsm8k").mkdir()
-    assert find_set("mt-bench", tmp_path) == tmp_path / "mt_bench.jsonl"
-    assert find_set("gsm8k", tmp_path) == tmp_path / "gsm8k"
-    with pytest.raises(FileNotFoundError, match=r"put math500\.jsonl, \.json or \.parquet there"):
-        find_set("math500", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -445,7 +445,6 @@ ASKED = [
     (lambda s: s.difference({"drafter": "m"}, {}), "a value of drafter must be"),
     (lambda s: s.best(colour="red"), "an axis must be"),
     (lambda s: s.test({"temperature": 0.0}, {"temperature": 0.0}), "no cell has a partner"),
-    (lambda s: s.to_latex(spread="sd"), "spread must be"),
     (lambda s: s.best(), "several conditions.*temperature"),
     (lambda s: s.tables(of="speed"), "of must be"),
     (lambda s: s.test({}, of="speed"), "of must be"),

@@ -7,9 +7,8 @@ from architectures import build
 from drafting import perturbed
 from transformers import GenerationConfig
 
-from specdec import ModelDrafter, SpeculativeGenerator, Target, zoo
-from specdec.evaluation import choose_layers, evaluate
-from specdec.evaluation.self_drafts import plan_draft_caches
+from specdec import ModelDrafter, SpeculativeGenerator, zoo
+from specdec.evaluation import evaluate
 
 MODEL = build("llama")
 PROMPTS = torch.tensor([[5, 6, 7], [8, 9, 10]])
@@ -117,9 +116,3 @@ def test_an_adapter_of_a_model_without_any_is_refused_in_words(generator):
             generator.generate(PROMPTS, max_new_tokens=3, row_inputs={"adapter": names})
     with pytest.raises(TypeError, match=r"nobody reads row_inputs\['adapter'\]"):
         generator.generate(PROMPTS, max_new_tokens=3, row_inputs={"adapter": [0, 1]})
-
-
-@pytest.mark.parametrize("search", [choose_layers, plan_draft_caches])
-def test_a_search_without_prompts_says_so(search):
-    with pytest.raises(ValueError, match="there are no prompts"):
-        search(Target(MODEL), [], max_new_tokens=2)

@@ -1,11 +1,16 @@
 """What a window of tokens costs a mixture of experts: each token may bring other experts, whose
 weights are read for it.
 
+    PYTHONPATH=. python benchmarks/experts.py --target PATH --draft-lengths 1 3 7 --batch-sizes 1 8
+
+The target writes texts, and the experts that windows of K + 1 tokens of them touch are counted.
+
 Legend: n tokens of a window (K + 1 of a chain), B rows, E experts of a layer, k chosen per token.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,8 +21,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_integer
+from specdec.evaluation import evaluate, own_prompts, read_prompts
+from specdec.generator import SpeculativeGenerator
 from specdec.hf.layers import EXPERTS
+from specdec.loading import load_target
 from specdec.show.table import Table, Tabular
 
 
@@ -122,17 +129,9 @@ def expert_costs(
         draws: windows per size, at random but always the same.
 
     Raises:
-        TypeError: a text that is not encoded.
         ValueError: the model has no experts that Hugging Face's shared code runs, or layers with
             other numbers of them, or no text is long enough.
 
-    Example:
-        >>> from transformers import MixtralConfig, MixtralForCausalLM
-        >>> sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, vocab_size=32)
-        >>> config = MixtralConfig(num_attention_heads=2, num_key_value_heads=2, **sizes)
-        >>> costs = expert_costs(MixtralForCausalLM(config), [range(32)], draft_lengths=[3])
-        >>> costs.touched[1, 1], costs.slowdown(3) > 1
-        (2.0, True)
     """
     experts = list(experts_of(model))
     if not experts:
@@ -143,8 +142,7 @@ def expert_costs(
     counts = {each.num_experts for each in experts}
     if len(counts) > 1:
         raise ValueError(f"layers have other numbers of experts each: {sorted(counts)}")
-    windows = [1, *(1 + check_integer("a draft length", k, 1) for k in draft_lengths)]
-    batch_sizes = [check_integer("a batch size", rows, 1) for rows in batch_sizes]
+    windows = [1, *(1 + k for k in draft_lengths)]
     chosen = [ids for text in texts if len(ids := _chosen(model, experts, text)) >= max(windows)]
     if not chosen:
         raise ValueError(f"no text has the {max(windows)} tokens of the largest window")
@@ -161,13 +159,7 @@ def expert_costs(
 
 
 def experts_of(model: nn.Module) -> Iterator[nn.Module]:
-    """Modules of all experts of a layer, which are called with (states, ids of experts, weights).
-
-    Example:
-        >>> from specdec import zoo
-        >>> list(experts_of(zoo.load_target()))
-        []
-    """
+    """Modules of all experts of a layer, called with (states, ids of experts, weights)."""
     for module in model.modules():
         if all(hasattr(module, name) for name in (*EXPERTS, "num_experts")):
             yield module
@@ -188,8 +180,6 @@ def _chosen(model: PreTrainedModel, experts: list[nn.Module], text: Any) -> np.n
         finally:
             handle.remove()
 
-    if isinstance(text, str):
-        raise TypeError(f"texts must be ids of tokens, got the text {text[:40]!r}; encode it")
     ids = torch.as_tensor(list(text), device=model.device)
     with ExitStack() as stack:
         for layer, module in enumerate(experts):
@@ -223,3 +213,26 @@ def _read_by_line(model: PreTrainedModel) -> int:
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = head is not None and head.weight is table.weight
     return 0 if is_tied else _bytes(table.parameters())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the table of a target and of texts that it writes."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--target", required=True, help="a folder or a Hugging Face id")
+    parser.add_argument("--prompts", help="file of prompts; specdec's own by default")
+    parser.add_argument("--draft-lengths", type=int, nargs="+", default=(1, 2, 3, 4, 6, 8))
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=(1, 8))
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--device", default="cpu")
+    given = parser.parse_args(argv)
+    prompts = own_prompts() if given.prompts is None else read_prompts(given.prompts)
+    model, tokenizer = load_target(given.target, device=given.device)
+    options = {"tokenizer": tokenizer, "max_new_tokens": given.max_new_tokens}
+    rows = evaluate(SpeculativeGenerator(model, None), prompts, **options).rows
+    texts = [row.new_tokens for row in rows]
+    sizes = {"draft_lengths": given.draft_lengths, "batch_sizes": given.batch_sizes}
+    print(expert_costs(model, texts, **sizes))
+
+
+if __name__ == "__main__":
+    main()
