@@ -3,6 +3,7 @@
 import os
 import sys
 from importlib.util import find_spec
+from itertools import islice
 
 import hypothesis
 import pytest
@@ -18,6 +19,14 @@ torch.set_num_threads(1)  # tiny tensors: a second thread only adds waiting
 hypothesis.settings.register_profile("gate", deadline=None, derandomize=True, max_examples=30)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("gate")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """`-m smoke` runs of a table what runs by default."""
+    for item in items:
+        if any(map(item.get_closest_marker, ("swept", "slow", "gpu"))):
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "smoke"]
 
 
 def pytest_runtest_setup(item):
@@ -70,6 +79,20 @@ def _commands_certify_over_few_problems(request, monkeypatch):
         monkeypatch.setattr(exact, "SIZES", ((2, 1, 2),))
 
 
+@pytest.fixture(autouse=True)
+def _only_the_first_wider_problems_are_tried(request, monkeypatch):
+    """A rule that passes is tried in larger vocabularies and with logits of other types, too. This
+    takes longer than all before it, and `test_certify_wider.py` and others are about it.
+    """
+    files = "test_certify.py", "test_certify_foreign.py", "test_draft_law.py", "test_own_numbers.py"
+    others = "test_path_laws.py", "test_snippets.py"
+    if request.path.name in (*files, *others) or request.path.parent.name in ("cli", "examples"):
+        from specdec.certificates.sampler import exact
+
+        wider = exact.wider_problems
+        monkeypatch.setattr(exact, "wider_problems", lambda *a, **kw: islice(wider(*a, **kw), 1))
+
+
 @pytest.fixture(scope="session")
 def _draft_laws():
     """Found in this session, of the library's own ways to draw drafts."""
@@ -82,7 +105,7 @@ def _ways_to_draw_are_examined_once(request, monkeypatch, _draft_laws):
     nearly all rules have, is examined once in a session; where it is the subject, each time.
     """
     files = "test_certify.py", "test_certify_foreign.py", "test_path_laws.py"
-    if request.path.name not in files:
+    if request.path.name not in files and request.path.parent.name != "cli":
         return
     from specdec.certificates.sampler import exact
     from specdec.samplers import draw_by_inversion

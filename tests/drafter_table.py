@@ -127,14 +127,13 @@ ONE_OF_EACH = [
 ]
 """A drafter of every kind, for laws of the loop."""
 OF_WHOLE_TEXTS = [
-    *("model", "model, bamba", "lookup", "suffix, prompts", JOINED[0], "eagle1"),
-    *("eagle3, fewer ids", "p-eagle", "dflash", "dspark, rnn", "dflash2", "mtp, looped"),
-    *("mtp, target's state", "assistant", "own", "self, recent", "self, top", "model, tree"),
-    *("lookup, tree", "eagle3, fewer ids, tree", "dspark, rnn, paths"),
+    *("model", "lookup", "suffix, prompts", JOINED[0], "eagle1", "eagle3, fewer ids"),
+    *("p-eagle", "dflash", "dspark, rnn", "mtp, looped", "assistant", "own"),
+    *("self, recent", "self, top", "model, tree", "eagle3, fewer ids, tree", "dspark, rnn, paths"),
 ]
 MOST_DRAFTERS = first(DRAFTERS, OF_WHOLE_TEXTS)
 """All of them for laws of whole texts, where by default one of each way to draft is held to them.
-Laws 8, 9 and 13, of single proposals, always hold for all.
+Laws 9 and 13, of single proposals, always hold for all.
 """
 
 head_of = cache(lambda name: HEADS[name]())

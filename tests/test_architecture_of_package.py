@@ -81,6 +81,7 @@ def test_every_room_has_a_floor():
     assert {room_of(name) for name in MODULES} - {""} <= set(FLOORS)
 
 
+@pytest.mark.smoke
 def test_every_import_goes_down_or_stays_on_its_floor():
     for file in FILES:
         room = room_of(name_of(file))
@@ -117,10 +118,23 @@ def test_types_graphs_and_kernels_know_nothing_of_what_stands_above_types():
             assert {room_of(other) for _, other in imports_of(file)} <= below
 
 
-def test_an_import_of_a_drafter_loads_nothing_that_stands_above_it():
-    names = "EagleDrafter, MaskTokenDrafter, MTPDrafter"
-    script = f"import sys; from specdec import {names}; print(*sys.modules)"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+SCRIPT = """
+import sys
+import specdec
+assert "torch" not in sys.modules
+from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter
+print(*sys.modules)
+specdec.evaluation.compare
+from specdec import SpeculativeGenerator
+"""
+
+
+def test_a_script_loads_no_more_than_it_names_also_beside_a_folder_of_the_same_name(tmp_path):
+    """Such as a clone of this repository, in whose parent folder somebody works."""
+    (tmp_path / "specdec").mkdir()
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "script.py"]
+    found = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
     rooms = {room_of(n) for n in found.stdout.split() if n.startswith("specdec.")}
     assert "drafters" in rooms
     assert rooms & {"checkpoints", "loop", "generator", "results", "request"} == set()
@@ -181,22 +195,6 @@ def test_every_library_that_is_imported_is_declared():
     known = {re.split(r"[ >=;\[]", name)[0].replace("-", "_") for name in names}
     for file in FILES:
         assert libraries_of(file) <= known, file
-
-
-SCRIPT = """
-import sys
-import specdec
-assert "torch" not in sys.modules
-specdec.evaluation.compare
-from specdec import SpeculativeGenerator
-"""
-
-
-def test_a_script_beside_a_folder_of_the_same_name_gets_the_package_part_by_part(tmp_path):
-    """Such as a clone of this repository, in whose parent folder somebody works."""
-    (tmp_path / "specdec").mkdir()
-    (tmp_path / "script.py").write_text(SCRIPT)
-    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True)
 
 
 def test_public_names_are_imported_on_first_use_from_where_type_checkers_see_them():

@@ -68,6 +68,7 @@ def _plain():
     return generate(None)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("name", "num_draft_tokens"),
     [*((name, 3) for name in DRAFTERS), *(("perturbed", k) for k in (1, 8))],

@@ -35,6 +35,7 @@ def oracle(logits, filters):
     )
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-7), (torch.float64, 1e-12)])
 @given(st.lists(filters, min_size=1, max_size=4), st.integers(1, 3), st.integers(1, 33), seeds)
 def test_a_filter_is_the_warpers_of_huggingface_with_one_value_per_row(

@@ -237,6 +237,7 @@ def test_numbers_that_were_not_scripted_are_refused_by_name():
             ask()
 
 
+@pytest.mark.smoke
 def test_no_uniform_of_many_rows_and_steps_repeats():
     seeds = [0, 1, 2, 7, WORD - 1, WORD, WORD + 1, 2**63, 2**64 - 1]
     starts = torch.arange(300).repeat_interleave(len(seeds))

@@ -10,6 +10,8 @@ import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
 
+import pytest
+
 import specdec
 
 ROOT = Path(__file__).parent.parent
@@ -76,6 +78,7 @@ def build(copy: Path, packages: Path) -> tuple[set[str], set[str]]:
     return in_wheel, in_sdist
 
 
+@pytest.mark.swept
 def test_a_wheel_and_an_sdist_contain_every_file_of_the_package(tmp_path):
     copy_tracked(tmp_path / "copy")
     in_wheel, in_sdist = build(tmp_path / "copy", tmp_path)

@@ -77,6 +77,7 @@ def test_the_check_fails_a_sampler_that_accepts_at_equality():
     assert smallest_probability_emitted(accepts_ties, problems, 0.0, 0.0) == 0
 
 
+@pytest.mark.smoke
 def test_a_token_is_accepted_strictly_below_its_ratio():
     target = torch.tensor([[[0.25, 0.75], [1.0, 0.0]]]).double()
     draft = torch.tensor([[[0.5, 0.5]]]).double()

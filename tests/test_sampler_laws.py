@@ -60,6 +60,7 @@ ONE_BY_ONE = [
 ]
 
 
+@pytest.mark.smoke
 @lossless
 @pytest.mark.parametrize(("name", "kind", "width", "vocab"), ONE_BY_ONE)
 def test_a_round_has_the_law_of_the_target_behind_each_filter(sampler, kind, name, width, vocab):

@@ -63,6 +63,7 @@ def random_trees(seed, kind, *, vocab=3, has_replacement=False, filters=({},)):
 # Law 1.
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("sampler", RULES, ids=lambda rule: type(rule).__name__)
 @settings(max_examples=9)
 @given(seeds, st.sampled_from(KINDS), st.booleans(), st.booleans())

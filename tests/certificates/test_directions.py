@@ -10,10 +10,7 @@ from specdec.certificates.generator.alternatives import ALTERNATIVES
 from specdec.certificates.generator.directions import DIRECTIONS
 
 QUICK = ["draft above target", "proposed second"]
-QUICK_LAWS = [
-    *("at temperature x 0.8", "at temperature x 1.25", "weighted by (q / p)^-0.25"),
-    *("weighted by (q / p)^0.5", "without the least likely", "without the least likely 5%"),
-]
+QUICK_LAWS = "at temperature x 1.25", "weighted by (q / p)^-0.25", "without the least likely 5%"
 QUICK_PLACES = ["at new tokens 8 to 11", "in row 3 modulo 8"]
 ENOUGH = 13.8
 """Logarithm of 1 / `false_alarm` of certificates."""

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from diagonal import diagonal
+from diagonal import diagonal, first
 
 from specdec import BlockSampler, CouplingSampler, RejectionSampler, certify
 from specdec.samplers import Noise, StepNoise, Stream, draw_by_inversion, draw_by_race
@@ -79,7 +79,7 @@ DISHONEST = {
 }
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", first(HONEST, ["gumbel", "point masses", "own numbers"]))
 def test_an_honest_way_of_drawing_passes(name):
     draw_draft, says = HONEST[name]
     report = certify(rule(draw_draft), **FEW)

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from assistants import SHAPES, assistant_of_plain, drafter_of, pair
+from diagonal import first
 from drafter_table import MODEL
 from refusals import refused
 from safetensors.torch import load_file, save_file
@@ -46,7 +47,7 @@ def edit_config(folder, section=None, **values):
     path.write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", first(SHAPES, ["E2B", "31B"]))
 def test_a_folder_is_recognised_and_drafts_as_the_model_that_was_saved(tmp_path, shape):
     model, assistant = pair(shape)
     assistant.save_pretrained(tmp_path)

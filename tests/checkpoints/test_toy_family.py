@@ -18,6 +18,7 @@ from specdec.checkpoints import survey_checkpoint
 from specdec.checkpoints.eagle import EAGLE
 
 
+@pytest.mark.smoke
 def test_it_goes_from_an_untrained_head_to_a_trained_one_through_files(tmp_path, capsys):
     with on_a_cpu():
         toy_mask_token.main(tmp_path)

@@ -7,7 +7,7 @@ import pytest
 
 from specdec.cli import main
 
-FAST = ["--samples", "12", "--max-new-tokens", "12", "--prompts", "1", "--prompt-tokens", "4"]
+FAST = ["--samples", "6", "--max-new-tokens", "12", "--prompts", "1", "--prompt-tokens", "4"]
 FAST += ["--audit-tokens", "12"]
 
 

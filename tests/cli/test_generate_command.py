@@ -6,6 +6,7 @@ from specdec.cli import main
 from specdec.trace import Trace
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("form", ["html", "jsonl", "parquet"])
 def test_a_trace_is_written_in_the_form_that_its_name_ends_with(form, tmp_path, capsys):
     command = ["generate", "--target", "zoo", "--prompt", "def f(", "--max-new-tokens", "12"]

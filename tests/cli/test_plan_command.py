@@ -4,6 +4,7 @@ import re
 import time
 
 import pytest
+from diagonal import first
 
 from specdec.cli import main
 
@@ -12,7 +13,7 @@ ESTIMATE = re.compile(
 )
 
 
-@pytest.mark.parametrize("minutes", ["0", "0.05"])
+@pytest.mark.parametrize("minutes", first(["0", "0.05"], ["0"]))
 def test_the_estimate_comes_first_and_is_kept(small, capsys, minutes):
     sizes = ["--num-draft-tokens", "2", "--batch-sizes", "1,2", "--rounds", "1"]
     started_s = time.perf_counter()

@@ -5,13 +5,13 @@
 import copy
 from collections import Counter
 from functools import cache
-from itertools import pairwise, product
+from itertools import cycle, pairwise, product
 
 import pytest
 import torch
 import transformers.generation.utils as hf_generation
 from assistants import SHAPES, VOCAB, assistant_of, drafter_of, inform, pair, target_of
-from diagonal import case, diagonal
+from diagonal import case, diagonal, first
 from drafting import ragged_prompts
 from text_laws import ALPHA, p_value
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
@@ -103,7 +103,13 @@ def check_same_drafts(ours, theirs):
     assert 0 <= len(ours) - len(theirs) <= 1  # a last token is left to the target alone
 
 
-@pytest.mark.parametrize(("shape", "fit"), diagonal(SHAPES, [by_heart, pair]))
+OF_HF = [
+    case([shape, fit], index < 3)
+    for index, (shape, fit) in enumerate(zip(SHAPES, cycle([by_heart, pair]), strict=False))
+]
+
+
+@pytest.mark.parametrize(("shape", "fit"), OF_HF)
 def test_drafts_are_those_of_transformers_over_a_whole_generation(monkeypatch, shape, fit):
     model, assistant = fit(shape)
     text, theirs = drafts_of_hf(monkeypatch, model, assistant)
@@ -180,7 +186,7 @@ def test_ragged_rows_are_those_rows_alone_and_greedy_text_is_that_of_hf(shape, g
     )
 
 
-@pytest.mark.parametrize("shape", ["E2B", "unified", "31B"])
+@pytest.mark.parametrize("shape", first(["E2B", "unified", "31B"], ["31B"]))
 def test_a_target_of_texts_and_images_drafts_as_its_text_model(shape):
     """As `AutoModelForCausalLM` loads a published Gemma 4. Tokens of images see each other in the
     larger ones.
@@ -286,6 +292,7 @@ def test_texts_have_the_targets_distribution(shape, options):
     assert 0.1 < result.stats.acceptance_rate < 0.95
 
 
+@pytest.mark.swept
 def test_texts_of_transformers_own_do_not():
     """The negative control, of a tenth of the texts, whose second token is drafted."""
     model, assistant, laws = few_ids("31B")
@@ -316,6 +323,6 @@ def test_the_certificate_passes_and_that_of_argmax_as_if_drawn_does_not(kind, pa
         prompts,
         num_samples=8,
         max_new_tokens=48,
-        audit_tokens=24,
+        audit_tokens=4,
     )
     assert report.passed == passes, str(report)

@@ -10,6 +10,7 @@ import mtp_heads
 import pytest
 import torch
 from architectures import VOCAB, build
+from diagonal import case, first
 from drafter_table import (
     DRAFTERS,
     IDS,
@@ -19,6 +20,7 @@ from drafter_table import (
     MODEL,
     MOST,
     MOST_DRAFTERS,
+    ONE_OF_EACH,
     ORACLES,
     RECURRENT,
     ROOM,
@@ -175,6 +177,7 @@ def check_greedy_text(model, drafter):
     return result
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", MOST_DRAFTERS)
 def test_greedy_text_is_that_of_hf_in_ragged_batches_and_alone(name):
     drafter = make(name)
@@ -280,7 +283,12 @@ def with_and_without_graphs(target, drafter):
     return [SpeculativeGenerator(target, drafter), SpeculativeGenerator(target, drafter, **chunked)]
 
 
-@pytest.fixture(scope="module", params=ORACLES, name="generators")
+LONG = ["model, qwen3_5", "model, mamba", "self, all top", "joined, mtp"]
+
+
+@pytest.fixture(
+    scope="module", params=first(ORACLES, [n for n in ORACLES if n not in LONG]), name="generators"
+)
 def _generators(request):
     return with_and_without_graphs(*ORACLES[request.param]())
 
@@ -394,7 +402,7 @@ def chi_square_p_value(tokens, expected):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *((name, {}) for name in WITH_LOGITS if name not in RECURRENT),
+        *(case([n, {}], n in ONE_OF_EACH) for n in WITH_LOGITS if n not in RECURRENT),
         pytest.param(
             "model, bamba", {"logits_filter": {"temperature": 1.0}}, marks=pytest.mark.slow
         ),

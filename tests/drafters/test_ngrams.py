@@ -175,6 +175,7 @@ def test_of_more_occurrences_than_are_counted_those_counted_are_spread_over_all(
     assert drafts_of(drafter, [[5]], 1) == [[2]]
 
 
+@settings(max_examples=12)
 @given(long_texts, texts, st.integers(1, 6), st.integers(1, 16).map(lambda n: n / 4))
 def test_a_match_proposes_at_most_so_many_times_its_length(memory, text, count, factor):
     free, bound = SuffixDrafter(count), SuffixDrafter(count, max_spec_factor=factor)

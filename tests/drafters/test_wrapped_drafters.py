@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from architectures import VOCAB
+from diagonal import diagonal, first
 from drafter_table import (
     DRAFTERS,
     MODEL,
+    ONE_OF_EACH,
     WITH_LOGITS,
     drive,
     fresh_state,
@@ -41,6 +43,8 @@ from specdec.settings import differences
 DECLARED = ["num_draft_tokens", "tree_depth", "feature_layers", "row_inputs", "reads_target"]
 DECLARED += ["reads_outcome", "extra_slots", "has_memory"]
 SAMPLED = {"temperature": [0.7, 0.0, 1.3]}
+SOME = [*ONE_OF_EACH, "model, tree", "dspark, rnn, paths"]
+OTHERS = [name for name in DRAFTERS if name not in SOME]
 IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
 
 
@@ -64,7 +68,7 @@ class Twice(WrappedDrafter):
         super().__init__(WrappedDrafter(inner))
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", first(DRAFTERS, SOME))
 @settings(max_examples=2)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([SAMPLED, {"temperature": 0}]))
 @torch.no_grad()
@@ -78,8 +82,10 @@ def test_whoever_wraps_a_drafter_drafts_the_same(name, seed, logits_filter):
         assert wrapped == [plain, plain]
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("name", [*DRAFTERS, "lookahead"])
+@pytest.mark.parametrize(
+    ("name", "graphs"),
+    diagonal(["lookahead", *SOME], [True, False]) + diagonal(OTHERS, [True, False], is_quick=False),
+)
 @torch.no_grad()
 def test_texts_and_steps_are_the_same_captured_and_eager(name, graphs):
     """Like to like: a captured batch has four rows, an eager one three, and rounds otherwise."""

@@ -43,6 +43,7 @@ def rows_of(evaluation: Evaluation) -> list[dict]:
     return [asdict(row) for row in evaluation.rows]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("batch_size", [2, None])
 def test_rows_do_not_depend_on_their_batch(batch_size):
     expected = rows_of(evaluate(GENERATOR, PROMPTS, **OPTIONS))

@@ -28,7 +28,9 @@ def test_a_second_path_is_left_too_early():
     assert chances[0, 3, 4] + right == pytest.approx(0.6 * 0.3)
 
 
-@pytest.mark.parametrize(("parents", "is_lossless"), [(NEAR, True), (FAR, False)])
+@pytest.mark.parametrize(
+    ("parents", "is_lossless"), [pytest.param(NEAR, True, marks=pytest.mark.swept), (FAR, False)]
+)
 def test_it_is_certified_where_no_second_path_has_two_tokens_of_its_own(parents, is_lossless):
     def of_point_masses(batches):
         return [

@@ -228,7 +228,7 @@ class Peeks(SpeculativeGenerator):
 
 def test_a_length_that_looks_at_a_draw_to_come_is_found_by_the_certificate():
     own = ModelDrafter(tiny(DRAFT), num_draft_tokens=1, proposal="argmax")
-    fewer = FEW | {"batch_size": 1, "num_samples": 400, "audit_tokens": 6}
+    fewer = FEW | {"batch_size": 1, "num_samples": 400, "audit_tokens": 2}
     report = certify(Peeks(tiny(TARGET), own), [PROMPT], **fewer)
     assert not report.passed
     assert report.text.num_tokens < 4800 / 4  # drawing ends where it is sure: a wide margin
@@ -306,11 +306,10 @@ def test_costs_between_two_contexts_are_linear_in_the_tokens():
     """
     times = {t: {0: [1 + t / 100], 2: [12 + t / 100]} for t in (100, 900, 3000)}
     choose, all_or_nothing = AutoLength({(4, t): ms for t, ms in times.items()}), Acceptance(2)
-    all_or_nothing.update([RowStep([5, 6], 2, [5, 6, 9])] * 10**6, 2)
-    all_or_nothing.update([RowStep([5, 6], 0, [9])] * (10**6 - 1), 2)
+    all_or_nothing.update([RowStep([5, 6], 2, [5, 6, 9])] * 10**4, 2)
+    all_or_nothing.update([RowStep([5, 6], 0, [9])] * (10**4 - 1), 2)
     assert all_or_nothing.tokens_per_step()[2] == pytest.approx(2, abs=0.06)
-    limit = next(t for t in range(100, 3000) if choose(all_or_nothing, 4, t) == 2)
-    assert limit == pytest.approx(1000, rel=0.15)
+    assert [choose(all_or_nothing, 4, t) for t in (850, 1150)] == [0, 2]
     assert [choose(all_or_nothing, 4, t) for t in (10, 5000)] == [0, 2]
     choose.add(4, 2000, {1: [5.0]})  # not the same lengths: the nearest context alone counts
     assert [choose(all_or_nothing, 4, t) for t in (1500, 2900)] == [1, 2]

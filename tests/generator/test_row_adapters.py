@@ -1,14 +1,17 @@
 """A LoRA adapter for each row: the text is HF's of that adapter alone, with PEFT's own layers."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partialmethod
 
 import pytest
 import torch
 from architectures import VOCAB, build
+from diagonal import diagonal, first
 from drafter_table import make
 from drafting import ragged_prompts
 
 from specdec import Draft, SelfDrafter, SpeculativeGenerator, Target
+from specdec.targets.edits.fusion import Fusion
 
 peft = pytest.importorskip("peft")
 
@@ -48,8 +51,9 @@ def text_alone(model, row, name, num_new=NUM_NEW, **options):
     return text
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("drafter", ["lookup", "model", "eagle3", "model, tree"])
+@pytest.mark.parametrize(
+    ("drafter", "graphs"), diagonal(["lookup", "model", "eagle3", "model, tree"], [True, False])
+)
 def test_text_is_that_of_hf_with_the_rows_own_adapter(drafter, graphs):
     model = adapted()
     texts = [text_alone(model, row, name) for row, name in enumerate(NAMES)]
@@ -66,11 +70,12 @@ def test_text_is_that_of_hf_with_the_rows_own_adapter(drafter, graphs):
     assert active[1, -LENGTHS[1] - NUM_NEW :].tolist() == text_alone(model, 1, "wide")
 
 
-@pytest.mark.parametrize("fuse", [False, True])
-def test_logits_are_those_of_pefts_own_mixed_batch(fuse):
+@pytest.mark.parametrize("backend", first([None, "eager", "inductor"], [None, "eager"]))
+def test_logits_are_those_of_pefts_own_mixed_batch(backend, monkeypatch):
     """With fused work, layers that have no adapter are one product."""
     model = adapted(target_modules=["q_proj", "down_proj"])
-    target, ids = Target(model, fuse=fuse), torch.arange(15).view(5, 3)
+    monkeypatch.setattr(Fusion, "__init__", partialmethod(Fusion.__init__, backend))
+    target, ids = Target(model, fuse=backend is not None), torch.arange(15).view(5, 3)
     numbers = torch.tensor(target.adapter_indices(NAMES))
     assert numbers.tolist() == [1, 0, 2, 1, 2]
     cache, start = target.init_cache(5, 4), torch.zeros(5, dtype=torch.long)

@@ -26,6 +26,7 @@ def sample(seed, rows: int = 1):
     )
 
 
+@pytest.mark.smoke
 def test_a_greedy_row_beside_sampled_ones_is_hfs_text():
     """The same rows in other batches are in `drafters/test_laws.py`."""
     options = {"max_new_tokens": NUM_NEW, "do_sample": True, "seed": 3}

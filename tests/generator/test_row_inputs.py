@@ -3,6 +3,7 @@
 import pytest
 import torch
 from architectures import VOCAB, build
+from diagonal import diagonal
 from drafter_table import MODEL, make
 from drafting import ragged_prompts
 from hypothesis import given, settings
@@ -26,9 +27,10 @@ def text_at(model, ids, offset):
     return ids[0].tolist()
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("name", ["lookup", "model", "eagle3", "model, tree"])
-@settings(max_examples=3, deadline=None)
+@pytest.mark.parametrize(
+    ("name", "graphs"), diagonal(["lookup", "model", "eagle3", "model, tree"], [False, True])
+)
+@settings(max_examples=2, deadline=None)
 @given(offsets=st.lists(st.integers(0, 9), min_size=4, max_size=4))
 def test_text_is_that_of_hf_at_the_rows_own_positions(name, graphs, offsets):
     generator = SpeculativeGenerator(MODEL, make(name), graphs=graphs)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from architectures import VOCAB, build
+from diagonal import diagonal
 from drafting import ragged_prompts
 from eagle_heads import head_for, informed
 from fingerprint import fingerprint
@@ -38,7 +39,8 @@ def texts(generator):
 
 
 @pytest.mark.parametrize(
-    ("name", "graphs"), [("itself", False), ("lookup", False), ("eagle", False), ("eagle", True)]
+    ("name", "graphs"),
+    [("lookup", False), ("eagle", True), *diagonal(["itself", "eagle"], [False], is_quick=False)],
 )
 def test_generators_over_one_model_write_in_threads_what_they_write_alone(name, graphs):
     expected = texts(SpeculativeGenerator(MODEL, DRAFTERS[name]()))

@@ -72,7 +72,7 @@ def calls(generator, rows, **options):
         pytest.param("none", None, 1, {}, marks=pytest.mark.slow),
         pytest.param("model", None, 4, {}, marks=pytest.mark.slow),
         ("model", None, 1, {"num_draft_tokens": 2, **SAMPLED}),
-        ("lookup", "auto", 1, {}),
+        pytest.param("lookup", "auto", 1, {}, marks=pytest.mark.swept),
         pytest.param("eagle", None, 4, SAMPLED, marks=pytest.mark.slow),
         ("tree", restless, 4, SAMPLED),
     ],
@@ -96,7 +96,7 @@ def test_nothing_is_captured_in_calls_that_were_warmed_up(
     assert late  # of other options the steps are others
 
 
-@pytest.mark.parametrize("graphs", first([True, False], [False]))
+@pytest.mark.parametrize("graphs", first([True, False], []))
 def test_nothing_is_compiled_in_calls_that_were_warmed_up(graphs, monkeypatch):
     compiled = []
 

@@ -90,7 +90,9 @@ def test_greedy_texts_are_hf_s_in_ragged_batches(tree, graphs):
 @pytest.mark.parametrize("tree", [None, Tree(ranks=CHOICES)], ids=["chain", "ranks"])
 def test_sampled_texts_are_certified(tree):
     drafter = MedusaDrafter(medusa_heads.informed(MODEL), MODEL, tree=tree)
-    report = certify(SpeculativeGenerator(MODEL, drafter), [[5, 9, 2], [7]], num_samples=2)
+    generator = SpeculativeGenerator(MODEL, drafter)
+    few = {"num_samples": 2, "max_new_tokens": 16, "audit_tokens": 4}
+    report = certify(generator, [[5, 9, 2], [7]], **few)
     assert report.passed, str(report)
 
 

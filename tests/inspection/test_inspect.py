@@ -93,7 +93,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", first(FAULTS, ["layers", "rope base", "rows", "YaRN"]))
+@pytest.mark.parametrize("fault", first(FAULTS, ["layers", "rope base", "rows"]))
 def test_the_parity_check_names_the_fault(fault, tmp_path):
     name, changes, expected = FAULTS[fault]
     best, shown = compare(saved(misread(head_that_knows(name), **changes), tmp_path))
@@ -135,13 +135,13 @@ def test_each_alternative_is_what_its_options_load(tmp_path):
     readings = alternatives(survey, survey.load(TARGET), TARGET)
     readings = [r for r in readings if "d2t" not in r.how]
     assert len(readings) >= 6
-    options = {"max_new_tokens": 16, "num_draft_tokens": 3}
+    options = {"max_new_tokens": 8, "num_draft_tokens": 3}
     trials = try_readings(readings, EagleDrafter, TARGET, PROMPTS, **options)
     for trial in trials:
         options = eval(f"dict({trial.reading.how})")
         drafter = EagleDrafter.from_pretrained(folder, TARGET, 3, proposal="argmax", **options)
         result = SpeculativeGenerator(WRAPPED, drafter).generate(
-            PROMPTS, max_new_tokens=16, do_sample=False
+            PROMPTS, max_new_tokens=8, do_sample=False
         )
         assert result.stats.acceptance_length == trial.acceptance_length, trial.reading.name
 

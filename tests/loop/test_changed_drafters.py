@@ -40,7 +40,7 @@ def test_another_number_of_draft_tokens_holds_from_the_next_call_on(name, graphs
     few, more = (generator_of(name, k) for k in (1, 4))
     generator = generator_of(name, 1, graphs=graphs)
     generation, other = (g.start(*PROMPTS, max_new_tokens=40, **OPTIONS) for g in (generator, few))
-    for room, expected in ((20, few), (20, more), (2, more), (20, few)):
+    for room, expected in ((12, few), (12, more), (2, more), (12, few)):
         generator.drafter.num_draft_tokens = expected.drafter.num_draft_tokens
         assert steps_of(generator, room) == steps_of(expected, room)
         found, wanted = (

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from architectures import VOCAB, build
-from diagonal import first
+from diagonal import case, first
 from drafter_table import MODEL, ONE_OF_EACH, make
 from drafting import ragged_prompts
 from hypothesis import given
@@ -94,7 +94,7 @@ def test_kept_rows_are_the_live_ones_in_the_storage_of_all_and_few_move(is_live,
         assert kept.data_ptr() == table.data_ptr()
 
 
-CASES = [(name, 6, "block") for name in ("none", "dflash", "mtp, looped")]
+CASES = [case([name, 6, "block"], name == "none") for name in ("none", "dflash", "mtp, looped")]
 CASES += [pytest.param(n, 6, "block", marks=pytest.mark.slow) for n in ("lookup", "suffix")]
 CASES += [("suffix, prompts", 6, "block"), ("eagle3", 6, "coupling"), ("model", 6, "block")]
 CASES += [pytest.param("model", 20, "block", marks=pytest.mark.slow)]

@@ -11,6 +11,7 @@ import eagle_reference
 import pytest
 import torch
 from checkpoint_layouts import angelslim, specforge
+from diagonal import diagonal
 from drafter_table import WIDE
 from eagle_heads import head_for, informed
 from hypothesis import given, settings
@@ -224,8 +225,7 @@ def test_the_first_draft_is_that_of_a_head_without_a_cache(name, monkeypatch):
             assert (wrong - theirs).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("family", ["qwen3_vl", "llava", "gemma3"])
+@pytest.mark.parametrize(("family", "head"), diagonal(["qwen3_vl", "llava", "gemma3"], HEADS))
 @torch.no_grad()
 def test_training_reads_what_drafting_reads(family, head):
     """Features, positions, embeddings and what is seen: the logits of every step are equal."""
@@ -279,8 +279,11 @@ def answered(inputs, new_tokens):
     return Answered({**inputs, **longer}, ids.shape[1])
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("options", [{}, {"num_draft_tokens": TREE.nodes, "tree": TREE}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "head"),
+    diagonal([{}, {"num_draft_tokens": TREE.nodes, "tree": TREE}], HEADS),
+    ids=str,
+)
 def test_text_is_that_of_hf_whatever_heads_see(head, options):
     model = build("qwen3_vl")
     flags = HEADS[head]

@@ -2,9 +2,12 @@
 ragged batches of rows with a picture, several and none, whoever drafts and however prompts are cut.
 """
 
+from functools import cache
+
 import pytest
 import torch
 import transformers
+from diagonal import diagonal, first
 from drafter_table import WIDE
 from eagle_heads import head_for, informed
 from pictured_models import (
@@ -30,8 +33,10 @@ from specdec import (
 )
 from specdec.drafters.tree import Tree
 
-QUICK = ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "paligemma", "qwen2_audio"]
-EVERY = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in FAMILIES]
+QUICK = ["gemma3", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "paligemma", "qwen2_audio"]
+SLOW = [name for name in FAMILIES if name not in QUICK]
+EVERY = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+SOME = [*first(QUICK, ["gemma3", "qwen2_5_vl", "qwen2_audio"]), *EVERY[len(QUICK) :]]
 NUM_NEW = 20
 TREE = Tree(nodes=6, depth=3, top_k=2, rates=(0.6, 0.3, 0.2))
 
@@ -60,18 +65,29 @@ DRAFTERS = {
 NOT_RECURRENT = {name for name in DRAFTERS if "tree" in name} | {"itself"}
 
 
+def of_each(values):
+    """Families with each of the values: of quick families the diagonal runs by default."""
+    slow = [pytest.param(n, value, marks=pytest.mark.slow) for n in SLOW for value in values]
+    return diagonal(QUICK, values) + slow
+
+
+@cache
+def text_alone(name, is_of_rows, index):
+    """HF's text of one row of `ROWS` or of `OTHERS`."""
+    return text_of_hf(build(name), of_row(name, ROWS if is_of_rows else OTHERS, index), NUM_NEW)[0]
+
+
 def expected(name, rows):
     """HF's text of each row alone."""
-    alone = (of_row(name, rows, index) for index in range(len(rows)))
-    return [text_of_hf(build(name), inputs, NUM_NEW)[0] for inputs in alone]
+    is_of_rows = rows[0] == ROWS[0]
+    return [text_alone(name, is_of_rows, index) for index in range(len(rows))]
 
 
 def new_tokens(name, rows, sequences):
     return sequences[:, prompts(name, rows)["input_ids"].shape[1] :].tolist()
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(("name", "drafter"), of_each(DRAFTERS))
 def test_text_is_that_of_hf_for_each_row_alone(name, drafter):
     if name == "qwen3_5" and drafter in NOT_RECURRENT:
         pytest.skip("recurrent layers read no trees and nothing behind the text")
@@ -85,8 +101,7 @@ def test_text_is_that_of_hf_for_each_row_alone(name, drafter):
         assert result.stats.acceptance_rate == 1
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(("name", "size"), of_each([1, 2, 3, 100, 7]))
 def test_a_border_of_chunks_changes_nothing(name, size):
     generator = SpeculativeGenerator(build(name), None, prefill_chunk_size=size)
     result = generator.generate(**prompts(name), max_new_tokens=NUM_NEW)
@@ -106,6 +121,7 @@ def test_chunks_end_where_no_token_sees_further(name):
         assert len(sizes) == 1  # the whole prompt sees itself
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", EVERY)
 def test_positions_go_on_behind_pictures_as_in_hf(name):
     """Pictures of Qwen-like models take fewer positions than slots: the offset is negative."""
@@ -124,7 +140,7 @@ def towers_of(model):
     return [module for path, module in model.named_modules() if path.endswith(endings)][:1]
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", SOME)
 def test_towers_run_once_natively_and_through_the_hook(name):
     model, calls = build(name), []
     (tower,) = towers_of(model)
@@ -143,7 +159,7 @@ def test_towers_run_once_natively_and_through_the_hook(name):
     assert new_tokens(name, ROWS, result.sequences) == expected(name, ROWS)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", SOME)
 def test_a_call_of_the_model_between_prompt_and_steps_changes_nothing(name):
     """It overwrites `rope_deltas`, which are state of the model's module."""
     model = build(name)
@@ -172,7 +188,7 @@ def test_a_call_leaves_the_model_as_it_was(name):
     assert {id(module): _hooks(module) for module in model.modules()} == hooks
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", first(QUICK, ["qwen3_5", "qwen2_audio"]))
 def test_stream_trace_and_processors_output_read_them_too(name):
     generator = SpeculativeGenerator(build(name), "lookup")
     texts = [[], [], []]
@@ -186,7 +202,7 @@ def test_stream_trace_and_processors_output_read_them_too(name):
     assert result.texts == texts
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", first(QUICK, ["gemma3", "qwen3_vl"]))
 def test_captured_steps_are_the_eager_ones(name):
     generator = SpeculativeGenerator(build(name), "lookup", graphs=True)
     for rows in (ROWS, OTHERS, ROWS[:2]):  # into the same tensors; the last are filled up
@@ -194,7 +210,7 @@ def test_captured_steps_are_the_eager_ones(name):
         assert new_tokens(name, rows, result.sequences) == expected(name, rows)
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", first(QUICK, ["paligemma", "qwen2_5_vl"]))
 def test_several_samples_of_a_prompt_read_its_picture_once(name):
     generator = SpeculativeGenerator(build(name), "lookup")
     options = {"temperature": 1.0, "top_k": 1, "num_return_sequences": 2, "seed": 0}

@@ -7,6 +7,7 @@ import torch
 import transformers
 from architectures import VOCAB
 from architectures import build as build_text
+from diagonal import diagonal
 from drafting import ragged_prompts
 from pictured_models import FAMILIES, GRIDS, IMAGE, SMALL, TEXT, build, prompts, text_of_hf
 from transformers import GenerationConfig
@@ -251,9 +252,12 @@ def test_a_prefix_lm_needs_the_types_of_tokens():
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gpt2", "gemma2", "gemma3", "mpt", "qwen3_moe", "qwen3_5"]
+    ("drafter", "name"),
+    diagonal(
+        [None, "lookup", "model"],
+        ["llama", "gpt2", "gemma2", "gemma3", "mpt", "qwen3_moe", "qwen3_5"],
+    ),
 )
-@pytest.mark.parametrize("drafter", [None, "lookup", "model"])
 def test_embeddings_are_continued_as_by_hf(name, drafter):
     """Soft prompts; the last token of each has no id, too."""
     model = build_text(name)

@@ -7,13 +7,14 @@ exactly 0 for several entries, and HF's choice among these depends on how many t
 
 import copy
 from functools import cache
+from itertools import product
 
 import pytest
 import text_laws
 import torch
 import transformers
 from agreement import check_captured
-from diagonal import PLACES, case, diagonal
+from diagonal import PLACES, case, first
 from drafting import WrongDrafter, perturbed, ragged_prompts
 from fingerprint import fingerprint
 from transformers import CONFIG_MAPPING, AttentionInterface, GenerationConfig
@@ -118,7 +119,13 @@ DRAFTERS = {
 RATES = {"wrong": 0, "itself": 1}
 
 
-@pytest.mark.parametrize(("kind", "count", "chunk"), diagonal(DRAFTERS, (FEW, ALL), (4, 1, 512)))
+QUICK = [("lookup", FEW, 4), ("none", FEW, 512), ("itself", ALL, 4), ("other weights", FEW, 4)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "chunk"),
+    [case([*each], each in QUICK) for each in product(DRAFTERS, (FEW, ALL), (4, 1, 512))],
+)
 def test_greedy_text_is_that_of_hf(kind, count, chunk):
     model = model_of(count)
     before = fingerprint(model)
@@ -129,18 +136,18 @@ def test_greedy_text_is_that_of_hf(kind, count, chunk):
         assert result.stats.acceptance_rate == RATES[kind]
     if kind in ("good", "other weights"):
         assert 0.2 < result.stats.acceptance_rate < 0.95
-    for row, length in enumerate(LENGTHS):
-        alone = generator.generate(IDS[row : row + 1, -length:], **OPTIONS)
-        assert alone.new_tokens.tolist() == [continued(model)[row]]
+    row, length = 1, LENGTHS[1]
+    alone = generator.generate(IDS[row : row + 1, -length:], **OPTIONS)
+    assert alone.new_tokens.tolist() == [continued(model)[row]]
     assert fingerprint(model) == before
 
 
 @pytest.mark.parametrize(
-    ("kind", "chunk"), [case([k, c], k == "good" and c == 64) for k in DRAFTERS for c in (64, 4)]
+    ("kind", "chunk"), [case([k, c], k == "lookup" and c == 64) for k in DRAFTERS for c in (64, 4)]
 )
 def test_greedy_text_at_the_rates_and_the_window_of_released_models(kind, chunk):
     """Texts that end before, at and after the border of an entry of 128 tokens."""
-    lengths = 1, 120, 128, 300
+    lengths = 1, 120, 128, 260
     model = model_of(8, (4, 128), 128)
     ids, mask = ragged_prompts(VOCAB - 1, *lengths)
     generator = SpeculativeGenerator(model, DRAFTERS[kind](model), prefill_chunk_size=chunk)
@@ -170,7 +177,7 @@ def test_rows_that_leave_take_their_entries_with_them(monkeypatch):
 
 
 @pytest.mark.parametrize("device", PLACES)
-@pytest.mark.parametrize("kind", ["good", "lookup"])
+@pytest.mark.parametrize("kind", first(["good", "lookup"], ["lookup"]))
 def test_captured_steps_are_the_eager_ones(kind, device):
     model = copy.deepcopy(model_of()).to(device)
     if device == "cpu":
@@ -275,6 +282,7 @@ class MadeOnce:
 ENTRIES_OF = compressed.entries_of
 
 
+@pytest.mark.swept
 def test_texts_have_the_targets_distribution(monkeypatch):
     """Chi-square, false-alarm rate 1e-9 per length; texts without entries fail."""
     model, drafter = model_of(2, (2, 4), 2, text_laws.VOCAB), text_laws.tiny(text_laws.DRAFT)
@@ -405,10 +413,14 @@ FAULTS = {
 }
 
 
+QUICK_FAULTS = ["an entry is never made", "entries that do not overlap", "an entry less is seen"]
+QUICK_FAULTS += ["a single token sees all", "a near token more", "tokens are read late"]
+
+
 @pytest.mark.parametrize(
     ("fault", "count", "rates", "window"),
     [
-        case([fault, *sizes], sizes == (FEW, (4, 16), 8))
+        case([fault, *sizes], sizes == (FEW, (4, 16), 8) and fault in QUICK_FAULTS)
         for fault in FAULTS
         for sizes in ((FEW, (4, 16), 8), (512, (4, 128), 128))
     ],

@@ -13,7 +13,7 @@ import torch
 import transformers
 from agreement import check_captured
 from census.shapes import VOCAB, build
-from diagonal import PLACES, diagonal
+from diagonal import PLACES, diagonal, first
 from drafting import WrongDrafter, perturbed, ragged_prompts
 from fingerprint import fingerprint
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -124,7 +124,13 @@ def fitting(name, kind):
     return "good" if kind == "tree" and name in CHAINS else kind
 
 
-@pytest.mark.parametrize(("name", "kind", "chunk"), diagonal(FAMILIES, DRAFTERS, (4, 1, 512)))
+AXES = DRAFTERS, (4, 512, 1)
+LONG = {"falcon, eager", "longcat_flash", "hrm_text"} & {*FAMILIES}
+CASES = diagonal([n for n in FAMILIES if n not in LONG], *AXES)
+CASES += diagonal(sorted(LONG), *AXES, is_quick=False)
+
+
+@pytest.mark.parametrize(("name", "kind", "chunk"), CASES)
 def test_greedy_text_is_that_of_hf(name, kind, chunk):
     model, kind = model_of(name), fitting(name, kind)
     before = fingerprint(model)
@@ -133,9 +139,9 @@ def test_greedy_text_is_that_of_hf(name, kind, chunk):
     assert result.new_tokens.tolist() == texts(name)
     if kind in RATES:
         assert result.stats.acceptance_rate == RATES[kind]
-    for row, length in enumerate(LENGTHS):
-        alone = generator.generate(IDS[row : row + 1, -length:], **OPTIONS)
-        assert alone.new_tokens.tolist() == [texts(name)[row]]
+    row, length = 1, LENGTHS[1]
+    alone = generator.generate(IDS[row : row + 1, -length:], **OPTIONS)
+    assert alone.new_tokens.tolist() == [texts(name)[row]]
     assert fingerprint(model) == before
 
 
@@ -158,7 +164,9 @@ def test_rows_may_leave(name, monkeypatch):
 
 
 @pytest.mark.parametrize("device", PLACES)
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in WAITING])
+@pytest.mark.parametrize(
+    "name", first([n for n in FAMILIES if n not in WAITING], ["gpt_neo", "japanese", "doge"])
+)
 def test_captured_steps_are_the_eager_ones(name, device):
     model, kind = copy.deepcopy(model_of(name)).to(device), fitting(name, "tree")
     check_captured(model, DRAFTERS[kind](model), IDS, MASK, **OPTIONS)

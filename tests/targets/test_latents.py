@@ -13,7 +13,7 @@ import torch
 import transformers
 from agreement import check_captured
 from census.shapes import VOCAB, build
-from diagonal import PLACES
+from diagonal import PLACES, case
 from drafting import WrongDrafter, perturbed, ragged_prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,6 +71,7 @@ DRAFTERS = {
     "lookup": lambda model: "lookup",
 }
 RECURRENT = {"kimi_linear", "bailing_hybrid"}
+WAYS = [*zip(NAMES, itertools.cycle(DRAFTERS), itertools.cycle((512, 4, 1)), strict=False)]
 
 
 def fitting(name, kind):
@@ -79,7 +80,7 @@ def fitting(name, kind):
 
 @pytest.mark.parametrize(
     ("name", "kind", "chunk"),
-    list(zip(NAMES, itertools.cycle(DRAFTERS), itertools.cycle((512, 4, 1)), strict=False)),
+    [*(case([*way], way[0] not in RECURRENT) for way in WAYS), ("kimi_linear", "wrong", 512)],
 )
 def test_greedy_text_is_that_of_hf(name, kind, chunk):
     model = model_of(name)

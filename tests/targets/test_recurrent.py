@@ -41,7 +41,11 @@ SUPPORTED = [name for name in RECURRENT if name != "lfm3" or HAS_LFM3]
 LONG = {"kimi_linear", "zamba", "jamba", "olmo_hybrid", "qwen3_5_moe", "falcon_mamba"}
 LONG |= {"lfm2_moe", "zamba2", "granite_hybrid", "mamba2"}
 """Families that take HF itself long, and are compared in the slow tests."""
-MOST = [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in SUPPORTED]
+QUICK = {"qwen3_5", "bamba", "mamba", "lfm2"}
+MOST = [
+    pytest.param(n, marks=pytest.mark.slow) if n in LONG else case([n], n in QUICK)
+    for n in SUPPORTED
+]
 IDS, MASK = ragged_prompts(VOCAB, 9, 1, 6, 4)
 LENGTHS = MASK.sum(dim=1).tolist()
 
@@ -305,6 +309,7 @@ def test_a_mixer_that_enlarges_rounding_is_not_refused():
         Target(build("jamba", seed=seed, hidden_size=64, intermediate_size=96, mamba_d_state=16))
 
 
+@pytest.mark.swept
 def test_an_attention_implementation_that_fails_is_no_reason_to_refuse_the_model():
     """HF's eager attention of Kimi Linear repeats keys that there is one of for each head already.
     Its sdpa does so, too, where a mask is needed or heads of keys and values differ in width.

@@ -96,6 +96,7 @@ def oracle(case, option):
     return out
 
 
+@pytest.mark.smoke
 @given(sizes, options, seeds)
 def test_attention_is_a_softmax_over_the_visible_slots_of_each_row(size, option, seed):
     case = random_case(size, seed)

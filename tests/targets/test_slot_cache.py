@@ -189,6 +189,7 @@ def verified_logits(target, poison):
         return target.verify(cache, NUM_READ, tokens[:, 7], draft).logits
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ["llama", "mistral_sliding", "gemma2", "gpt_oss", "mpt"])
 @torch.no_grad()
 def test_poison_where_nobody_may_look_changes_no_logit(name):

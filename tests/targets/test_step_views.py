@@ -134,7 +134,7 @@ FUSED = {
 }
 
 
-@pytest.mark.parametrize("name", first(FUSED, ["llama", "cohere2"]))
+@pytest.mark.parametrize("name", first(FUSED, ["llama"]))
 def test_fused_work_is_that_of_the_model(name, calls):
     model = build(name)
     before = fingerprint(model)
@@ -199,6 +199,7 @@ def test_a_model_that_fusing_breaks_runs_as_it_is_and_says_why(fault, monkeypatc
     assert text(target).equal(text(build("llama")))
 
 
+@pytest.mark.swept
 def test_many_models_are_fused_one_after_the_other(calls):
     """Dynamo gives up on a function after some compilations of its code, here two, and compiles
     for every size of weights.

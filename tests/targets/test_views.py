@@ -183,7 +183,7 @@ REPLACEMENTS = [
 ]
 """Each replacement with several moments and drafters."""
 QUICK = [(log_calls, BEFORE, "eagle3"), (replace_plainly, LATER, "model")]
-QUICK += [(replace_as_trl, BETWEEN, "model"), (replace_as_accelerate, LATER, "lookup")]
+QUICK += [(replace_as_accelerate, LATER, "lookup")]
 DRAFTERS = {
     "none": lambda target: None,
     "lookup": lambda target: PromptLookupDrafter(3),

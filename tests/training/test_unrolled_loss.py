@@ -103,6 +103,7 @@ def test_the_steps_behind_a_text_have_the_laws_that_the_drafter_draws_from(name)
     torch.testing.assert_close(draft.probs.double(), laws, rtol=0, atol=1e-5)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", HEADS)
 def test_loss_and_gradients_are_those_of_all_drafts_one_by_one(name):
     num_steps, count = 3, 4
