@@ -27,13 +27,14 @@ from specdec.targets.edits.layers import only_layers
 from specdec.targets.features import check_layers
 from specdec.targets.route import Route
 from specdec.targets.views import Views, forward, open_views, open_window
-from specdec.targets.watch import Surface, hooks_of, structure, without_activation
-from specdec.targets.wrappers import (
+from specdec.targets.watch import (
+    Surface,
+    hooks_of,
     refuse_adapters_by_row,
-    refuse_training,
-    refuse_unsupported,
-    unwrap,
+    structure,
+    without_activation,
 )
+from specdec.targets.wrappers import refuse_training, refuse_unsupported, unwrap
 from specdec.types import Draft, FeatureLayer, Queries, TargetOutput
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ class SlotModel:
         """
         model = self.model
         refuse_unsupported(model)
-        refuse_training(model)
+        if model.training:
+            refuse_training(model)
         is_offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
         if self.device.type == "meta" or (model.device.type == "meta" and not is_offloaded):
             raise ValueError(
@@ -254,7 +256,8 @@ class SlotModel:
                 "generation does not run under torch.autocast, which changes data types inside the "
                 "model; load it in the data type that you want and leave the autocast block"
             )
-        refuse_training(self.model)
+        if self.model.training:
+            refuse_training(self.model)
         refuse_adapters_by_row(modules)
         tried = self.route.num_tried
         is_long = 0 < tried < length_to_try(num_tokens, self.max_positions)
