@@ -5,7 +5,7 @@ distribution the output must have; a drafter that is itself an HF model is the o
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from specdec.hf.forward import device_of, is_prefix_lm
 from specdec.hf.layers import decoder_layers
 from specdec.hf.positions import position_limit
 from specdec.slots.cache import LAST, Chunk, SlotCache
+from specdec.slots.room import check_room
 from specdec.targets.discovery import find_route, length_to_try
 from specdec.targets.edits.edit import Edit, check_edits, name_of
 from specdec.targets.edits.layers import only_layers
@@ -323,7 +324,12 @@ class SlotModel:
 
     def check_room(self, batch_size: int, num_slots: int, *, max_window: int = 1) -> None:
         """Raises `ValueError` for a cache that no device here can hold."""
-        self.route.check_room(batch_size, num_slots, max_window)
+        others: Iterable = ()
+        if self.route.mixers:
+            from specdec.targets.edits.memory import row_bytes
+
+            others = row_bytes(self.route.mixers, max_window)
+        check_room(batch_size, num_slots, self.route.shapes, others)
 
     def forward(
         self, tokens: Tensor, cache: SlotCache, slots: Tensor, **options: Any

@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from specdec import ModelDrafter, SpeculativeGenerator, Target
 from specdec.graphs.tree import fill, keep_rows, rows_to_keep, size_bytes
 from specdec.slots.attention import window_mask
-from specdec.slots.cache import KeyValueShape, SlotCache, Window, check_room, narrowed, round_up
+from specdec.slots.cache import KeyValueShape, SlotCache, Window, narrowed, round_up
+from specdec.slots.room import check_room
 from specdec.types import Draft
 
 LAYERS, HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 2, 3, 1
