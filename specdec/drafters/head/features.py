@@ -17,13 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.drafters.head.config import check_fields, refuse
+from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.head.layers import (
     Attend,
     Attention,
     GatedMLP,
-    LayerConfig,
     RMSNorm,
     apply_lm_head,
+    build_layer,
 )
 from specdec.drafters.head.sharing import check_target_ids
 from specdec.types import FeatureLayer
@@ -127,7 +128,7 @@ class FeatureHead(nn.Module, ABC):
             self.fc_norm = nn.ModuleList(norms)
         if config.fc_width is not None:
             self.fc = nn.Linear(config.fc_width, width, bias=config.fc_bias)
-        later = (config.layer.build(index) for index in range(1, config.num_layers))
+        later = (build_layer(config.layer, index) for index in range(1, config.num_layers))
         self.layers = nn.ModuleList([self.build_first_layer(), *later])
         if config.output_norm:
             self.norm = RMSNorm(width, eps)
