@@ -26,8 +26,9 @@ from specdec.targets.discovery import find_route, length_to_try
 from specdec.targets.edits.edit import Edit, check_edits, name_of
 from specdec.targets.edits.layers import only_layers
 from specdec.targets.features import check_layers
+from specdec.targets.forward import Views, forward, open_window
 from specdec.targets.route import Route
-from specdec.targets.views import Views, forward, open_views, open_window
+from specdec.targets.views import open_views
 from specdec.targets.watch import (
     Surface,
     hooks_of,
@@ -334,7 +335,7 @@ class SlotModel:
     def forward(
         self, tokens: Tensor, cache: SlotCache, slots: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits and features of a window, see `views.forward`; options are those of `Window`."""
+        """Logits and features of a window, see `forward.forward`; options are those of `Window`."""
         views, own = self._views, options.get("row_inputs", cache.row_inputs)
         if options.get("prompt") is not None or LAST in own:
             views = self._prompt_views
