@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from specdec.arguments import check_choice
 from specdec.drafters.head.drafter import HeadDrafter, HeadState
-from specdec.drafters.head.features import FeatureHead, FeatureHeadConfig, FusingLayer
+from specdec.drafters.head.feature_config import FeatureHeadConfig
+from specdec.drafters.head.features import FeatureHead, FusingLayer
 from specdec.drafters.head.layers import Attend, DecoderLayer, RMSNorm
 from specdec.drafters.head.pictures import placed_rows
 from specdec.drafters.head.rotary import angles_at
