@@ -42,7 +42,7 @@ from transformers import PreTrainedModel, StaticCache, StoppingCriteriaList
 from transformers.utils.import_utils import is_flash_linear_attention_available
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target, Tree
-from specdec.drafters.head.layers import Convolution
+from specdec.drafters.head.layer_config import Convolution
 from specdec.drafters.mask_token.correction import (
     DominoConfig,
     MarkovConfig,

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter
 from specdec.drafters.eagle import EagleConfig, EagleHead
-from specdec.drafters.head.layers import LayerConfig
+from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.mask_token.head import MaskTokenConfig, MaskTokenHead
 from specdec.drafters.mtp.head import MTPHead
 from specdec.samplers import RejectionSampler, Sampler, Stream

@@ -38,7 +38,7 @@ from specdec.request.keywords import with_options
 from specdec.request.prompts import refuse_unknown
 from specdec.results import GenerationResult
 from specdec.samplers import BlockSampler, Sampler, draw_by_race
-from specdec.samplers.base import check_sampler
+from specdec.samplers.check import check_sampler
 from specdec.show.text import draft_size
 from specdec.targets import Target
 from specdec.targets.target import SlotModel

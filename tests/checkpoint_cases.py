@@ -40,7 +40,7 @@ from checkpoint_layouts import (
 from eagle_heads import flagged
 
 from specdec.drafters import EagleConfig, MaskTokenConfig
-from specdec.drafters.head.layers import Convolution, LayerConfig
+from specdec.drafters.head.layer_config import Convolution, LayerConfig
 from specdec.drafters.mask_token.correction import (
     DominoConfig,
     MarkovConfig,

@@ -88,7 +88,7 @@ def count_eagle(sampler: str = "auto", **options: Any) -> tuple[Calls, Calls]:
 
     from specdec import EagleDrafter, SpeculativeGenerator
     from specdec.drafters import EagleConfig
-    from specdec.drafters.head.layers import LayerConfig
+    from specdec.drafters.head.layer_config import LayerConfig
 
     model = build("llama")
     layer = LayerConfig(32, 48, num_heads=4, num_kv_heads=2, head_dim=8)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specdec.drafters import EagleConfig, EagleDrafter, EagleHead
-from specdec.drafters.head.layers import LayerConfig, attend_causally
+from specdec.drafters.head.causal import attend_causally
+from specdec.drafters.head.layer_config import LayerConfig
 from specdec.types import Context
 
 VOCAB, WIDTH = 23, 16

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from specdec.drafters import EagleConfig, EagleDrafter, EagleHead
-from specdec.drafters.head.layers import LayerConfig
+from specdec.drafters.head.layer_config import LayerConfig
 
 WIDTH, VOCAB = 32, 26
 CIRCLE, ONE = slice(26, 30), 30  # channels of the position, and of the constant 1 in heads

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.drafters import MaskTokenConfig, MaskTokenDrafter, MaskTokenHead
-from specdec.drafters.head.layers import Convolution, LayerConfig
+from specdec.drafters.head.layer_config import Convolution, LayerConfig
 from specdec.drafters.mask_token.correction import (
     DominoConfig,
     MarkovConfig,

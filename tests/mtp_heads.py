@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.drafters import MTPConfig, MTPDrafter, MTPHead
-from specdec.drafters.head.layers import LayerConfig
+from specdec.drafters.head.layer_config import LayerConfig
 from specdec.training.mtp import MultiTokenPrediction
 
 VOCAB, WIDTH = 23, 16

@@ -5,7 +5,7 @@ from eagle_oracle import VOCAB, WIDTH, circle_turn, final_norm, oracle_target
 
 from specdec import MTPDrafter
 from specdec.drafters import MTPConfig, MTPHead
-from specdec.drafters.head.layers import LayerConfig
+from specdec.drafters.head.layer_config import LayerConfig
 
 TARGET = oracle_target()
 

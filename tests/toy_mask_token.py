@@ -20,8 +20,10 @@ from specdec.checkpoints import Family, Source, Translation, load, survey_checkp
 from specdec.checkpoints.export import write_checkpoint
 from specdec.checkpoints.layer_ids import check_layers
 from specdec.checkpoints.layers import layer_keys, read_layer
+from specdec.drafters.head.causal import attend_causally
 from specdec.drafters.head.drafter import HeadDrafter
-from specdec.drafters.head.layers import DecoderLayer, LayerConfig, apply_lm_head, attend_causally
+from specdec.drafters.head.layer_config import LayerConfig
+from specdec.drafters.head.layers import DecoderLayer, apply_lm_head
 from specdec.drafters.head.sharing import check_target
 from specdec.drafters.head.window import WindowPlan
 from specdec.evaluation import evaluate

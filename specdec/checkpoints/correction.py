@@ -11,7 +11,7 @@ from typing import Any
 
 from specdec.checkpoints.layout import Key, Layout, Reading, Written
 from specdec.checkpoints.tensor_rules import Named
-from specdec.drafters.head.layers import Convolution
+from specdec.drafters.head.layer_config import Convolution
 from specdec.drafters.mask_token.correction import (
     CorrectionConfig,
     DominoConfig,

@@ -31,7 +31,7 @@ from specdec.checkpoints.tensor_rules import write_tensors
 from specdec.checkpoints.vocab_map import write_vocab_map
 from specdec.drafters.head.config import HeadConfig
 from specdec.drafters.head.features import FeatureHead
-from specdec.drafters.head.layers import LayerConfig
+from specdec.drafters.head.layer_config import LayerConfig
 from specdec.show.text import one_line, printable
 
 LayoutName = Literal["safeailab", "speculators", "vllm", "huggingface", "z-lab"]

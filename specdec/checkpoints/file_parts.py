@@ -12,7 +12,7 @@ from transformers import LlamaConfig, Qwen3Config
 from specdec.checkpoints.correction import correction_keys
 from specdec.checkpoints.layers import layer_keys
 from specdec.checkpoints.layout import Written
-from specdec.drafters.head.features import FeatureHeadConfig
+from specdec.drafters.head.feature_config import FeatureHeadConfig
 
 Part = Callable[[Written], dict[str, Any]]
 

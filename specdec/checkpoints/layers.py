@@ -15,7 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from specdec.arguments import check_number, shown
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.keys import unknown_keys
-from specdec.drafters.head.layers import LayerConfig
+from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.head.rotary import INTERLEAVED, SECTIONS
 from specdec.show.text import one_line
 

@@ -41,7 +41,7 @@ from specdec.checkpoints.mtp_layouts import (
 from specdec.checkpoints.reading import check_supported, read_config
 from specdec.checkpoints.tensor_rules import is_named, read_tensors, write_tensors
 from specdec.drafters.head.hf_layer import HFLayerConfig
-from specdec.drafters.head.layers import LayerConfig
+from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.head.sharing import check_target
 from specdec.drafters.mtp.drafter import MTPDrafter
 from specdec.drafters.mtp.head import MTPConfig, MTPHead, Semantics

@@ -24,7 +24,7 @@ from specdec.checkpoints.layout import Key, Layout, Reading, Rule, Tensors, Valu
 from specdec.checkpoints.marks import Clues
 from specdec.checkpoints.tensor_rules import Named, Prefixed, Stacked
 from specdec.drafters.head.hf_layer import HFLayerConfig
-from specdec.drafters.head.layers import LayerConfig
+from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.mtp.head import MTPConfig
 
 MAX_DEPTHS = 32

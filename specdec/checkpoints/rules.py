@@ -10,7 +10,7 @@ from specdec.checkpoints.files import StoredTensor
 from specdec.checkpoints.layer_ids import NAME_THEM, check_layers, evenly_spaced
 from specdec.checkpoints.layers import read_layer, read_windows, with_layer, with_theta
 from specdec.checkpoints.layout import Key, Pairs, Reading, Rule, Tensors
-from specdec.drafters.head.layers import LayerConfig
+from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.head.rotary import INTERLEAVED, SECTIONS
 from specdec.drafters.head.sharing import check_target
 from specdec.targets.target import MAX_VOCAB_PADDING

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specdec.checkpoints.files import StoredTensor
 from specdec.checkpoints.layout import Reading, Rule, Tensors, Values
-from specdec.drafters.head.layers import LayerConfig
+from specdec.drafters.head.layer_config import LayerConfig
 
 
 class Names(Rule, ABC):

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from specdec.arguments import check_choice
 from specdec.drafters.head.drafter import HeadDrafter, HeadState
-from specdec.drafters.head.features import FeatureHead, FeatureHeadConfig, FusingLayer
+from specdec.drafters.head.feature_config import FeatureHeadConfig
+from specdec.drafters.head.features import FeatureHead, FusingLayer
 from specdec.drafters.head.layers import Attend, DecoderLayer, RMSNorm
 from specdec.drafters.head.pictures import placed_rows
 from specdec.drafters.head.rotary import angles_at
@@ -53,7 +54,7 @@ class EagleConfig(FeatureHeadConfig, _Fusion):
             text went on in their place at the same positions.
 
     Example:
-        >>> from specdec.drafters.head.layers import LayerConfig
+        >>> from specdec.drafters.head.layer_config import LayerConfig
         >>> config = EagleConfig("attention", LayerConfig(8, 16, 2, 2, 4), 9, 9, (1, 2, 3), 8)
         >>> config.hidden_size, config.feature_width
         (8, 24)
@@ -104,7 +105,7 @@ class EagleHead(FeatureHead):
     position t and predicts token t + 2. Every method works on any number of rows and tokens.
 
     Example:
-        >>> from specdec.drafters.head.layers import LayerConfig
+        >>> from specdec.drafters.head.layer_config import LayerConfig
         >>> config = EagleConfig("attention", LayerConfig(8, 16, 2, 2, 4), 9, 9, (1, 2, 3), 8)
         >>> head = EagleHead(config)
         >>> sorted(name for name in head.state_dict() if "layers" not in name)
@@ -175,7 +176,7 @@ class EagleDrafter(HeadDrafter):
 
     Example:
         >>> from specdec import SpeculativeGenerator, zoo
-        >>> from specdec.drafters.head.layers import LayerConfig
+        >>> from specdec.drafters.head.layer_config import LayerConfig
         >>> from specdec.drafters.eagle import EagleConfig, EagleDrafter, EagleHead
         >>> target = zoo.load_target()
         >>> vocab, layer = target.config.vocab_size, LayerConfig(128, 256, 4, 4, 32)

@@ -11,7 +11,8 @@ from torch import Tensor
 from specdec.arguments import check_integer
 from specdec.drafters.tree import Level, Tree
 from specdec.kernels.verify.paths import PathDraft
-from specdec.samplers.noise import DrawRule, draw_by_race
+from specdec.samplers.noise import DrawRule
+from specdec.samplers.races import draw_by_race
 from specdec.types import Draft
 
 

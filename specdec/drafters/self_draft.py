@@ -14,6 +14,7 @@ from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.visible import Recent, Visible, attention_scores
 from specdec.samplers.noise import Drawing
 from specdec.slots.cache import Chunk, SlotCache
+from specdec.slots.copies import copy_slots
 from specdec.targets.target import Target
 from specdec.targets.text import TargetText
 from specdec.types import Context, Draft, Queries
@@ -164,7 +165,7 @@ class SelfDrafter(Drafter):
         if self.feature_layers and text.cache.in_use > visible.count:
             far |= self._top_slots(context, width)
         windows = self._target.layer_windows
-        table.take(text.cache, {i: far[i] if windows.get(i) is None else near for i in far})
+        copy_slots(table, text.cache, {i: far[i] if windows.get(i) is None else near for i in far})
         num_seen = lengths.clamp(max=visible.count)
         return text.over(table, num_seen)
 

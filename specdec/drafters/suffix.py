@@ -31,7 +31,7 @@ from specdec.atomic import replacing
 from specdec.drafters.lookup import PromptLookupDrafter, are_alike, following, last_tokens
 from specdec.samplers.noise import Drawing
 from specdec.settings import plain
-from specdec.slots.cache import memory_bytes
+from specdec.slots.room import memory_bytes
 from specdec.types import PAD_TOKEN, Context, Draft
 
 _CELL_BYTES = 48

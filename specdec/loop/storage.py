@@ -21,7 +21,7 @@ from specdec.loop.state import Parts, Signature, StepState, bucket_of_rows
 from specdec.loop.step import Stepper, step
 from specdec.request.call import Request
 from specdec.samplers import LogitsFilter
-from specdec.slots.cache import memory_bytes
+from specdec.slots.room import memory_bytes
 from specdec.targets import Target
 from specdec.targets.target import SlotModel
 

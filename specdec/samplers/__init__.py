@@ -15,24 +15,25 @@ if TYPE_CHECKING:
     from specdec.samplers.noise import (
         Drawing as Drawing,
         Noise as Noise,
-        ScriptedNoise as ScriptedNoise,
         StepNoise as StepNoise,
         Stream as Stream,
         draw_by_inversion as draw_by_inversion,
-        draw_by_race as draw_by_race,
     )
     from specdec.samplers.paths import GBVSampler, SpecTrSampler
+    from specdec.samplers.races import draw_by_race as draw_by_race
     from specdec.samplers.rejection import RejectionSampler as RejectionSampler
+    from specdec.samplers.scripted import ScriptedNoise as ScriptedNoise
 
 _HOMES = {
     "specdec.samplers.base": "Sampler",
     "specdec.samplers.block": "BlockSampler",
     "specdec.samplers.coupling": "CouplingSampler",
     "specdec.samplers.lossy": "EnsembleSampler TypicalSampler",
-    "specdec.samplers.noise": "Drawing Noise ScriptedNoise StepNoise Stream "
-    "draw_by_inversion draw_by_race",
+    "specdec.samplers.noise": "Drawing Noise StepNoise Stream draw_by_inversion",
     "specdec.samplers.paths": "GBVSampler SpecTrSampler",
+    "specdec.samplers.races": "draw_by_race",
     "specdec.samplers.rejection": "RejectionSampler",
+    "specdec.samplers.scripted": "ScriptedNoise",
     "specdec.samplers.logits_filter": "LogitsFilter",
 }
 """Modules that define the names, which are imported on their first use."""

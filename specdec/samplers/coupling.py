@@ -5,7 +5,8 @@ from torch import Tensor
 from specdec.kernels.verify.verdict import verify_points
 from specdec.samplers.base import Sampler
 from specdec.samplers.logits_filter import LogitsFilter
-from specdec.samplers.noise import StepNoise, draw_by_race
+from specdec.samplers.noise import StepNoise
+from specdec.samplers.races import draw_by_race
 from specdec.types import Draft, Verdict
 
 

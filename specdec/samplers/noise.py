@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
@@ -38,15 +38,14 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer, check_tensor
-from specdec.kernels import race
 from specdec.kernels.philox.reference import named_uniforms, step_uniforms
-from specdec.kernels.race.reference import exponentials, first_arrival
 
 if TYPE_CHECKING:
     from specdec.samplers.logits_filter import LogitsFilter
+    from specdec.samplers.races import Races
+    from specdec.samplers.scripted import ScriptedNoise
 
 MAX_SEED = 2**64 - 1
-_RACE_STREAM, _EXTRA_STREAM, _PATH_STREAM = 3, 4, 256
 
 
 class Stream(IntEnum):
@@ -140,14 +139,7 @@ class StepNoise:
         Returns:
             `[B, N]` tokens.
         """
-        if isinstance(path, Tensor):
-            return first_arrival(logits_filter(logits), self.arrivals(logits, index, path=path))
-        offsets = self._depths
-        if offsets is None:
-            offsets = torch.arange(index, index + logits.shape[1], device=logits.device)
-        positions = (self._start[:, None] + 1 + offsets).expand(logits.shape[:2])
-        stream = _PATH_STREAM + path if path else _RACE_STREAM
-        return race(logits, logits_filter.params(logits), self._key, positions, stream)
+        return self._races().race(logits, logits_filter, index, path)
 
     def arrivals(self, logits: Tensor, index: int, *, path: Tensor | int = 0) -> Tensor:
         """The numbers of `race`, for rules that make winners of several races: `[B, N, V]` float64
@@ -156,106 +148,18 @@ class StepNoise:
         Args:
             logits, index, path: as of `race`; of the logits the shape and the device count.
         """
-        offsets = self._depths
-        if offsets is None:
-            offsets = torch.arange(index, index + logits.shape[1], device=logits.device)
-        positions = (self._start[:, None] + 1 + offsets).expand(logits.shape[:2])
-        if isinstance(path, Tensor):
-            stream = torch.where(path > 0, _PATH_STREAM + path, _RACE_STREAM)
-        else:
-            stream = _PATH_STREAM + path if path else _RACE_STREAM
-        return exponentials(self._key, positions, stream, logits.shape[2])
+        return self._races().arrivals(logits, index, path)
 
     def exponentials(self, vocab_size: int) -> Tensor:
         """`[B, V]` float64 Exp(1) draws, for rules that draw the extra token by a race of their
         own; used by nothing else.
         """
-        return exponentials(self._key, self._start[:, None], _EXTRA_STREAM, vocab_size)[:, 0]
+        return self._races().exponentials(vocab_size)
 
+    def _races(self) -> Races:
+        from specdec.samplers.races import Races  # no other rule draws by them
 
-class NotScriptedError(ValueError):
-    """Numbers were asked for that a `ScriptedNoise` does not have."""
-
-    def __init__(self, asked: str):
-        super().__init__(f"no numbers were given for {asked}; pass them to ScriptedNoise")
-        self.asked = asked
-
-
-class ScriptedNoise:
-    """Numbers that are given instead of drawn: for certificates and tests.
-
-    Args:
-        uniforms: `[B, streams, W]` float64 in [0, 1).
-        exponentials: the arrival times of the races after the root, `[B, W, V]`, or `[B, P, W, V]`
-            of P races at each position, by `path`.
-        named: uniforms `[B, n]` by a rule's own names.
-
-    Raises:
-        NotScriptedError: when numbers are asked for that were not given.
-
-    Example:
-        >>> noise = ScriptedNoise(torch.zeros(1, len(Stream), 3, dtype=torch.float64))
-        >>> noise.uniform(Stream.ACCEPT)
-        tensor([[0., 0., 0.]], dtype=torch.float64)
-    """
-
-    def __init__(
-        self,
-        uniforms: Tensor | None = None,
-        exponentials: Tensor | None = None,
-        named: Mapping[str, Tensor] | None = None,
-    ):
-        self._uniforms, self._named = uniforms, named or {}
-        self._exponentials = exponentials
-        if exponentials is not None and exponentials.dim() == 3:
-            self._exponentials = exponentials[:, None]
-        self.path: Tensor | int = 0
-        self._depths: Tensor | int | None = None
-
-    def at_depths(self, depths: Tensor | int, path: Tensor | int = 0) -> Self:
-        """As `StepNoise.at_depths`."""
-        other = copy.copy(self)
-        other._depths, other.path = depths, path
-        return other
-
-    def uniform(self, stream: Stream | str, num: int | None = None) -> Tensor:
-        """As `StepNoise.uniform`."""
-        if not isinstance(stream, str):
-            return self._uniforms[:, stream]
-        given = self._named.get(stream)
-        if given is None or given.shape[1] < (num or 0):
-            raise NotScriptedError(f"uniform({stream!r}, {num})")
-        return given[:, :num]
-
-    def race(
-        self,
-        logits: Tensor,
-        logits_filter: LogitsFilter,
-        index: int,
-        *,
-        path: Tensor | int = 0,
-    ) -> Tensor:
-        """As `StepNoise.race`."""
-        return first_arrival(logits_filter(logits), self.arrivals(logits, index, path=path))
-
-    def arrivals(self, logits: Tensor, index: int, *, path: Tensor | int = 0) -> Tensor:
-        """As `StepNoise.arrivals`."""
-        given = self._exponentials
-        if given is None or int(torch.as_tensor(path, device="cpu").max()) >= given.shape[1]:
-            raise NotScriptedError(f"a race of path {path}")
-        rows, count, _ = logits.shape
-        if self._depths is None:
-            depths = torch.arange(index, index + count, device=given.device)
-        else:
-            depths = torch.as_tensor(self._depths, device=given.device)
-        depths = depths.expand(rows, count)
-        every = torch.arange(rows, device=given.device)[:, None]
-        path = torch.as_tensor(path, device=given.device).expand(rows, count)
-        return given[every, path, depths]
-
-    def exponentials(self, vocab_size: int) -> Tensor:
-        """As `StepNoise.exponentials`: those after the root."""
-        return self._exponentials[:, 0, 0]
+        return Races(self._key, self._start, self._depths)
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -375,21 +279,3 @@ def draw_by_inversion(
     if wants_probs:
         return logits_filter.draw(logits, uniforms, out)
     return logits_filter.choose(logits, uniforms), None
-
-
-def draw_by_race(
-    logits: Tensor,
-    logits_filter: LogitsFilter,
-    noise: StepNoise | ScriptedNoise,
-    index: int,
-    *,
-    wants_probs: bool,
-    out: Tensor | None = None,
-) -> tuple[Tensor, None]:
-    """Draws by the race at the token's position; Args as `draw_by_inversion`.
-
-    Returns no probabilities: drafter and target share this noise, so the ratio test does not apply.
-    """
-    if logits_filter.is_greedy:
-        return logits.argmax(dim=-1), None
-    return noise.race(logits, logits_filter, index), None

@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.kernels.attention.reference import attends_raggedly, ragged_attention
+from specdec.kernels.attention.reference import attends_raggedly
 from specdec.kernels.types import AttentionOptions
 from specdec.slots.cache import Chunk, Window
+from specdec.slots.ragged import attend_to_filled
+from specdec.slots.visible import first_seen, own_visible, visible_slots
 
 
 def attend(
@@ -39,53 +41,25 @@ def attend(
     if window.slots.device != query.device:
         window = window.on(query.device)
     if mask is None and window.has_kernels and _attends_raggedly(window, query, keys):
-        slots = window.slots[:, -num_queries:].expand(len(query), -1)
-        visible = own_visible(window, num_queries, options.sliding_window, options.is_causal)
-        positions = None if options.sliding_window is None else window.positions
-        if positions is not None:
-            positions = positions[:, -num_queries:].expand(len(query), -1)
-        if isinstance(chunk := options.sliding_window, Chunk):  # what its last position sees behind
-            positions = first_seen(slots if positions is None else positions, chunk)
-            positions = positions + chunk.size - 1
-            options = options._replace(sliding_window=chunk.size)
-        options = options._replace(window_visible=visible, positions=positions)
-        return ragged_attention(query, keys, values, slots, options)
-    scale, softcap, sinks, sliding_window, *_, is_causal = options
+        return attend_to_filled(window, query, keys, values, options)
     if mask is None:
-        mask = window_mask(window, num_queries, query.dtype, sliding_window, is_causal)
+        layer = options.sliding_window, options.is_causal
+        mask = window_mask(window, num_queries, query.dtype, *layer)
     mask = mask.to(query.dtype)
-    if softcap is None and sinks is None:
+    if options.softcap is None and options.sinks is None:
         is_grouped = query.shape[1] != keys.shape[1]
         out = F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, scale=scale, enable_gqa=is_grouped
+            query, keys, values, attn_mask=mask, scale=options.scale, enable_gqa=is_grouped
         )
         return out.transpose(1, 2)
+    from specdec.slots.weights import attend_by_weights
 
-    groups = query.shape[1] // keys.shape[1]
-    keys, values = (x.repeat_interleave(groups, dim=1) for x in (keys, values))
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ keys.transpose(-1, -2) * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    scores = scores + mask  # [B, Hq, N, S']
-    if sinks is not None:
-        sinks = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
-        scores = torch.cat([scores, sinks], dim=-1)
-    wide = torch.promote_types(torch.float32, query.dtype)
-    weights = torch.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
-    return (weights[..., : values.shape[2]] @ values).transpose(1, 2)
+    return attend_by_weights(query, keys, values, mask, options)
 
 
 def _attends_raggedly(window: Window, query: Tensor, keys: Tensor) -> bool:
     has_mask = window.visible is not None or window.positions is not None
     return attends_raggedly(query, keys, has_window_mask=has_mask)
-
-
-def first_seen(queries: Tensor, sliding_window: int | Chunk) -> Tensor:
-    """The first position that queries at given positions see."""
-    if isinstance(sliding_window, Chunk):
-        return queries - queries % sliding_window.size
-    return queries - sliding_window + 1
 
 
 def sees(queries: Tensor, keys: Tensor, sliding_window: int | Chunk | None = None) -> Tensor:
@@ -138,9 +112,9 @@ def window_mask(
         attended = torch.arange(window.num_attended, device=device)
         queries = slots.clamp(max=window.num_attended - 1)[..., None]
         seen = sees(queries, attended, sliding_window)
-        own = own_visible(window, num_queries, sliding_window, is_causal)
-        if own is not None:
-            seen = _visible_slots(window, slots, queries, attended, sliding_window, own)
+        if window.positions is not None or (window.visible is not None and not is_causal):
+            own = own_visible(window, num_queries, sliding_window, is_causal)
+            seen = visible_slots(window, slots, queries, attended, sliding_window, own)
         hidden = torch.full(
             (len(slots), 1, *seen.shape[1:]), -torch.inf, dtype=dtype, device=device
         )
@@ -156,48 +130,3 @@ def seen_mask(window: Window, num_queries: int) -> Tensor:
     if key not in window.masks:
         window.masks[key] = window_mask(window, num_queries, torch.float32) == 0
     return window.masks[key]
-
-
-def own_visible(
-    window: Window, num_queries: int, sliding_window: int | Chunk | None, is_causal: bool = False
-) -> Tensor | None:
-    """`[B, n, m]`: which of the last m slots a window's last n tokens see, as `ragged_attention`
-    takes it; `None` for a chain. A sliding window hides slots of this window only. A causal layer
-    sees what a chain does.
-    """
-    if window.positions is None and (window.visible is None or is_causal):
-        return None
-    slots = window.slots[:, -num_queries:]
-    order = torch.arange(num_queries, device=slots.device)
-    is_chain = window.visible is None or is_causal
-    visible = (order <= order[:, None])[None] if is_chain else window.visible
-    visible = visible.expand(len(slots), num_queries, -1)
-    if sliding_window is None:
-        return visible
-    queries, keys = slots, slots.amin(dim=1, keepdim=True) + order
-    if window.positions is not None:
-        queries = keys = window.positions[:, -num_queries:]
-    near = keys[:, None] >= first_seen(queries, sliding_window)[..., None]
-    earlier = visible.shape[2] - num_queries
-    return torch.cat([visible[..., :earlier], visible[..., earlier:] & near], dim=2)
-
-
-def _visible_slots(
-    window: Window,
-    slots: Tensor,
-    queries: Tensor,
-    attended: Tensor,
-    sliding_window: int | Chunk | None,
-    own: Tensor,
-) -> Tensor:
-    """`[B, n, W]` bool: what queries at slots `[B, n]` see, of `own_visible` slots and others."""
-    num_queries, seen = slots.shape[1], attended <= queries
-    if sliding_window is not None:
-        at = queries if window.positions is None else window.positions[:, -num_queries:, None]
-        # Before a window, position and slot are one.
-        seen = seen & (attended >= first_seen(at, sliding_window))
-    count = own.shape[2]
-    offsets = attended - slots.amin(dim=1, keepdim=True) + count - num_queries  # [B, W]
-    index = offsets.clamp(0, count - 1)[:, None].expand(-1, num_queries, -1)
-    own = own.gather(2, index)
-    return torch.where(((offsets >= 0) & (offsets < count))[:, None], own, seen)

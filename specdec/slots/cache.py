@@ -13,8 +13,6 @@ Legend: B rows, N tokens of a window, S slots.
 from __future__ import annotations
 
 import copy
-import os
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -197,45 +195,6 @@ class Window:
         return self._elsewhere[device]
 
 
-def check_room(
-    batch_size: int,
-    num_slots: int,
-    shapes: Mapping[Stored, KeyValueShape],
-    others: Iterable[tuple[torch.device, int]] = (),
-) -> None:
-    """Raises `ValueError` for a cache that is larger than a device's whole memory, and says how
-    many rows fit at most.
-
-    Args:
-        batch_size, num_slots, shapes: as of `SlotCache`.
-        others: bytes of each row besides, by device, of recurrent states.
-    """
-    needs = Counter[torch.device]()
-    for heads, key_width, value_width, dtype, device in shapes.values():
-        needs[device] += num_slots * heads * (key_width + value_width) * dtype.itemsize
-    what = "keys and values"
-    for device, kept in others:
-        needs[device] += kept
-        what = "keys, values and recurrent states"
-    for device, needed in needs.items():
-        there = memory_bytes(device)
-        if there is not None and batch_size * needed > there:
-            raise ValueError(
-                f"{what} of {batch_size} rows of {num_slots} tokens take "
-                f"{batch_size * needed / 2**30:.1f} GiB, and {device} has {there / 2**30:.1f} GiB "
-                f"in all; generate at most {there // needed} rows at a time, or shorter ones"
-            )
-
-
-def memory_bytes(device: torch.device) -> int | None:
-    """All of a device's memory; `None` where it is not known."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    if device.type == "cpu" and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
 def has_kernels(devices: Iterable[torch.device]) -> bool:
     """Whether windows over storage on these devices are written and attended to by kernels."""
     return any(device.type == "cuda" for device in devices)
@@ -309,15 +268,15 @@ class SlotCache(Cache):
         self.padding_slot, self.window = self.num_slots, None
         self.in_use = self.num_slots
         self.num_rows = next((len(table) for table in tables(self).values()), 0)
-        self._row_starts = {}  # of the rows in a flat list of slots, by device
+        self.row_starts = {}  # of the rows in a flat list of slots, by device
         self.keys, self.values, self._views = {}, {}, {}
         for store, names in zip(self.stores, self._places.values(), strict=True):
-            if store.device not in self._row_starts:
+            if store.device not in self.row_starts:
                 rows = torch.arange(self.num_rows, device=store.device)
-                self._row_starts[store.device] = rows[:, None] * (self.num_slots + 1)
+                self.row_starts[store.device] = rows[:, None] * (self.num_slots + 1)
             for place, (kind, layer) in enumerate(names):
                 getattr(self, kind)[layer] = store[:, place].detach()
-        self.has_kernels = has_kernels(self._row_starts)
+        self.has_kernels = has_kernels(self.row_starts)
         for layer in self.keys:
             storage = self.keys[layer], self.values[layer]
             lines = (buffer.flatten(0, 1) for buffer in storage)
@@ -360,34 +319,9 @@ class SlotCache(Cache):
         targets = start[:, None] + torch.arange(1, path.shape[1], device=path.device)
         for store in self.stores:
             lines = store.transpose(0, 1).flatten(1, 2)  # [n, B (S + 1), heads, width]
-            starts = self._row_starts[store.device]
+            starts = self.row_starts[store.device]
             here, there = ((s.to(store.device) + starts).flatten() for s in (sources, targets))
             lines.index_copy_(1, there, lines.index_select(1, here))
-
-    def take(self, other: SlotCache, slots: Mapping[Stored, Tensor]) -> None:
-        """Copies some slots of another cache's rows over all of these rows' slots.
-
-        Args:
-            other: of as many rows.
-            slots: by layer `[B, S + 1]` int64, which slot of the other each of these is a copy of,
-                the padding slot's included; `[B, S + 1, heads]` where heads take their own.
-        """
-        flat: dict[tuple, Tensor] = {}  # lines of a flat list, once for layers that share slots
-        for layer, sources in slots.items():
-            device, heads = self.keys[layer].device, sources.shape[2] if sources.dim() == 3 else 1
-            if (name := (id(sources), device)) not in flat:
-                lines = sources.to(device).view(*sources.shape[:2], heads)
-                lines = (lines + other._row_starts[device][..., None]) * heads
-                flat[name] = (lines + torch.arange(heads, device=device)).flatten()
-            for mine, theirs in (
-                (self.keys[layer], other.keys[layer]),
-                (self.values[layer], other.values[layer]),
-            ):
-                if not mine.shape[3]:  # an indexer has no values
-                    continue
-                width = mine.shape[2] * mine.shape[3] // heads
-                mine, theirs = (_in_long_words(x.view(-1, width)) for x in (mine, theirs))
-                torch.index_select(theirs, 0, flat[name], out=mine)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
         """HF's entry: writes `[B, heads, N, width]` states at the window's slots, returns
@@ -408,7 +342,7 @@ class SlotCache(Cache):
             values.index_copy_(2, slots, value_states)
         else:
             if window.flat_slots is None:
-                window.flat_slots = (window.slots + self._row_starts[keys.device]).flatten()
+                window.flat_slots = (window.slots + self.row_starts[keys.device]).flatten()
             for lines, states in ((key_lines, key_states), (value_lines, value_states)):
                 lines.index_copy_(0, window.flat_slots, states.transpose(1, 2).flatten(0, 1))
         return keys.narrow(2, 0, attended), values.narrow(2, 0, attended)
@@ -424,7 +358,7 @@ class SlotCache(Cache):
         those of the window; returns a `[B, num_attended, width]` view.
         """
         lines, _, keys, _ = self._views[stored]
-        window, starts = self.window.on(keys.device), self._row_starts[keys.device]
+        window, starts = self.window.on(keys.device), self.row_starts[keys.device]
         if slots is None and window.flat_slots is None:
             window.flat_slots = (window.slots + starts).flatten()
         lines_of = window.flat_slots if slots is None else (slots + starts).flatten()
@@ -468,12 +402,3 @@ def narrowed(caches: Iterable[SlotCache], in_use: int) -> Iterator[None]:
     finally:
         for cache in caches:
             cache.in_use = cache.num_slots
-
-
-def _in_long_words(lines: Tensor) -> Tensor:
-    """`[S, W]` as 64-bit words, where these fit: copied in a fraction of the time that as many
-    entries of 16 bits take on a GPU.
-    """
-    sizes = lines.shape[1], lines.storage_offset()
-    fits = all(size * lines.element_size() % 8 == 0 for size in sizes)
-    return lines.view(torch.int64) if fits else lines

@@ -17,10 +17,11 @@ from transformers import DynamicCache, PreTrainedModel
 
 from specdec.graphs.tree import tables
 from specdec.targets.edits.memory import MixerPlan, Place
+from specdec.targets.forward import forward, open_window
 from specdec.targets.route import Route
 from specdec.targets.trial.witness import trial_texts
 from specdec.targets.view import wrap_forward
-from specdec.targets.views import forward, open_views, open_window
+from specdec.targets.views import open_views
 
 
 class WatchedCache(DynamicCache):

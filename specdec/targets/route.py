@@ -4,19 +4,11 @@ of the model are opened by it (views.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from specdec.slots.cache import (
-    Chunk,
-    Compressor,
-    Indexer,
-    KeyValueShape,
-    SlotCache,
-    Stored,
-    check_room,
-)
+from specdec.slots.cache import Chunk, Compressor, Indexer, KeyValueShape, SlotCache, Stored
 from specdec.targets.edits.edit import Faster
 
 if TYPE_CHECKING:
@@ -62,15 +54,6 @@ class Route:
             return RecurrentCache(batch_size, num_slots, self.shapes, mixers=self.mixers, **options)
         options.pop("max_window", None)
         return SlotCache(batch_size, num_slots, self.shapes, **options)
-
-    def check_room(self, batch_size: int, num_slots: int, max_window: int) -> None:
-        """Raises `ValueError` for a cache that no device here can hold."""
-        others: Iterable = ()
-        if self.mixers:
-            from specdec.targets.edits.memory import row_bytes
-
-            others = row_bytes(self.mixers, max_window)
-        check_room(batch_size, num_slots, self.shapes, others)
 
     @property
     def is_compiled(self) -> bool:

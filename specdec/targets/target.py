@@ -5,7 +5,7 @@ distribution the output must have; a drafter that is itself an HF model is the o
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +21,22 @@ from specdec.hf.forward import device_of, is_prefix_lm
 from specdec.hf.layers import decoder_layers
 from specdec.hf.positions import position_limit
 from specdec.slots.cache import LAST, Chunk, SlotCache
+from specdec.slots.room import check_room
 from specdec.targets.discovery import find_route, length_to_try
 from specdec.targets.edits.edit import Edit, check_edits, name_of
 from specdec.targets.edits.layers import only_layers
 from specdec.targets.features import check_layers
+from specdec.targets.forward import Views, forward, open_window
 from specdec.targets.route import Route
-from specdec.targets.views import Views, forward, open_views, open_window
-from specdec.targets.watch import Surface, hooks_of, structure, without_activation
-from specdec.targets.wrappers import (
+from specdec.targets.views import open_views
+from specdec.targets.watch import (
+    Surface,
+    hooks_of,
     refuse_adapters_by_row,
-    refuse_training,
-    refuse_unsupported,
-    unwrap,
+    structure,
+    without_activation,
 )
+from specdec.targets.wrappers import refuse_training, refuse_unsupported, unwrap
 from specdec.types import Draft, FeatureLayer, Queries, TargetOutput
 
 if TYPE_CHECKING:
@@ -96,7 +99,8 @@ class SlotModel:
         """
         model = self.model
         refuse_unsupported(model)
-        refuse_training(model)
+        if model.training:
+            refuse_training(model)
         is_offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
         if self.device.type == "meta" or (model.device.type == "meta" and not is_offloaded):
             raise ValueError(
@@ -254,7 +258,8 @@ class SlotModel:
                 "generation does not run under torch.autocast, which changes data types inside the "
                 "model; load it in the data type that you want and leave the autocast block"
             )
-        refuse_training(self.model)
+        if self.model.training:
+            refuse_training(self.model)
         refuse_adapters_by_row(modules)
         tried = self.route.num_tried
         is_long = 0 < tried < length_to_try(num_tokens, self.max_positions)
@@ -320,12 +325,17 @@ class SlotModel:
 
     def check_room(self, batch_size: int, num_slots: int, *, max_window: int = 1) -> None:
         """Raises `ValueError` for a cache that no device here can hold."""
-        self.route.check_room(batch_size, num_slots, max_window)
+        others: Iterable = ()
+        if self.route.mixers:
+            from specdec.targets.edits.memory import row_bytes
+
+            others = row_bytes(self.route.mixers, max_window)
+        check_room(batch_size, num_slots, self.route.shapes, others)
 
     def forward(
         self, tokens: Tensor, cache: SlotCache, slots: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits and features of a window, see `views.forward`; options are those of `Window`."""
+        """Logits and features of a window, see `forward.forward`; options are those of `Window`."""
         views, own = self._views, options.get("row_inputs", cache.row_inputs)
         if options.get("prompt") is not None or LAST in own:
             views = self._prompt_views

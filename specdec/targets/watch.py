@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -113,3 +113,17 @@ def copied_values(config: object) -> object:
     if not isinstance(config, PreTrainedConfig):
         return copy.deepcopy(config)
     return type(config), {name: copied_values(value) for name, value in vars(config).items()}
+
+
+def refuse_adapters_by_row(modules: Iterable[nn.Module]) -> None:
+    """Raises `ValueError` under PEFT's `adapter_names=`: for one call, hooks of all layers hold a
+    name for each row of the batch.
+    """
+    for module in modules:
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, partial) and "adapter_names" in hook.keywords:
+                raise ValueError(
+                    "adapter_names= works inside of model.generate, by hooks in the layers; write "
+                    "generator.generate(..., row_inputs={'adapter': adapter_names}). PEFT's hooks "
+                    "stay in the layers after an error: load the model again"
+                )

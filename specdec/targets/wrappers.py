@@ -4,9 +4,6 @@ is compared to notice that a model was changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -95,10 +92,10 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
 
 
 def refuse_training(model: PreTrainedModel) -> None:
-    """Raises `ValueError` in training mode where a module draws at random (dropout, jitter); all
-    else computes what it does in evaluation mode, which views are in.
+    """Raises `ValueError` for a model in training mode with a module that draws at random (dropout,
+    jitter); all else computes what it does in evaluation mode, which views are in.
     """
-    for path, module in model.named_modules() if model.training else ():
+    for path, module in model.named_modules():
         for name, value in vars(module).items():
             is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
             is_rate = is_dropout or "drop" in name or "jitter" in name
@@ -106,20 +103,6 @@ def refuse_training(model: PreTrainedModel) -> None:
                 raise ValueError(
                     f"{type(model).__name__} is in training mode, where dropout changes its output "
                     f"({path}.{name}={value}); call model.eval() first"
-                )
-
-
-def refuse_adapters_by_row(modules: Iterable[nn.Module]) -> None:
-    """Raises `ValueError` under PEFT's `adapter_names=`: for one call, hooks of all layers hold a
-    name for each row of the batch.
-    """
-    for module in modules:
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, partial) and "adapter_names" in hook.keywords:
-                raise ValueError(
-                    "adapter_names= works inside of model.generate, by hooks in the layers; write "
-                    "generator.generate(..., row_inputs={'adapter': adapter_names}). PEFT's hooks "
-                    "stay in the layers after an error: load the model again"
                 )
 
 

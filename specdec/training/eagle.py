@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import check_choice, check_number
 from specdec.drafters.eagle import EagleConfig, EagleDrafter, EagleHead
-from specdec.drafters.head.layers import attend_causally
+from specdec.drafters.head.causal import attend_causally
 from specdec.kernels import AttentionOptions
 from specdec.kernels.types import CAUSAL
 from specdec.training.divergences import Loss, soft_ce

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer
-from specdec.drafters.head.layers import LayerConfig
+from specdec.drafters.head.layer_config import LayerConfig
 from specdec.training.data import begun
 
 Head = TypeVar("Head", bound=nn.Module)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer, check_number
-from specdec.drafters.head.layers import attend_causally
+from specdec.drafters.head.causal import attend_causally
 from specdec.drafters.mask_token.correction import (
     CorrectionConfig,
     DominoConfig,

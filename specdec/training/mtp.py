@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from specdec.arguments import check_integer
 from specdec.checkpoints.layout import Layout
 from specdec.checkpoints.mtp import config_for, layout_of
-from specdec.drafters.head.layers import attend_causally
+from specdec.drafters.head.causal import attend_causally
 from specdec.drafters.head.window import Pass
 from specdec.drafters.mtp.drafter import MTPDrafter
 from specdec.drafters.mtp.head import MTPConfig, MTPHead, Semantics

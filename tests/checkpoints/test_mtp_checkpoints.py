@@ -28,7 +28,7 @@ from transformers.models.step3p7.modeling_step3p7 import Step3p7TextModel
 from specdec.checkpoints import survey_checkpoint
 from specdec.checkpoints.mtp import MTP, save_modules
 from specdec.drafters import MTPDrafter
-from specdec.drafters.head.layers import attend_causally
+from specdec.drafters.head.causal import attend_causally
 from specdec.drafters.head.window import Pass
 from specdec.inspection import alternatives, describe
 

@@ -16,7 +16,7 @@ from checkpoint_layouts import (
 
 from specdec import EagleDrafter
 from specdec.checkpoints import load
-from specdec.drafters.head.layers import attend_causally
+from specdec.drafters.head.causal import attend_causally
 
 LENGTH = 7
 WORDS = {

@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from specdec import MTPDrafter, SpeculativeGenerator, certify
 from specdec.checkpoints import hf_layers, survey_checkpoint
 from specdec.checkpoints.mtp import MTP
+from specdec.drafters.head.causal import attend_causally
 from specdec.drafters.head.hf_layer import HFLayerConfig
-from specdec.drafters.head.layers import attend_causally
 from specdec.drafters.head.window import Pass
 
 VOCAB, NUM_NEW = 5, 14

@@ -27,7 +27,7 @@ from specdec import (
     SpeculativeGenerator,
 )
 from specdec.drafters.eagle import EagleConfig, EagleHead
-from specdec.drafters.head.layers import LayerConfig
+from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.mask_token.head import MaskTokenConfig, MaskTokenHead
 from specdec.training.eagle import new_head
 

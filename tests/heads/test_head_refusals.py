@@ -17,7 +17,7 @@ from refusals import refused
 
 from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter, SpeculativeGenerator
 from specdec.drafters import EagleHead, MTPHead
-from specdec.drafters.head.layers import Convolution, LayerConfig
+from specdec.drafters.head.layer_config import Convolution, LayerConfig
 from specdec.drafters.mask_token.correction import (
     DominoConfig,
     MarkovConfig,

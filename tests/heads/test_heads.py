@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdec import EagleDrafter, Target
-from specdec.drafters.head.layers import attend_causally
+from specdec.drafters.head.causal import attend_causally
 from specdec.drafters.mtp.head import CentredRMSNorm
 
 _SCALED = {"rope_theta": 100.0, "factor": 4.0}

@@ -8,8 +8,8 @@ import pytest
 import torch
 from architectures import build
 
+from specdec.drafters.head.causal import attend_causally
 from specdec.drafters.head.hf_layer import HFLayerConfig
-from specdec.drafters.head.layers import attend_causally
 
 
 def test_a_layer_writes_under_its_own_index_and_leaves_its_model_alone():

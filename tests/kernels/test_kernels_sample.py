@@ -30,7 +30,7 @@ from specdec.graphs import no_host_sync
 from specdec.kernels import FilterParams, draw, filtered_probs
 from specdec.kernels.race import triton as triton_race
 from specdec.kernels.sample import reference
-from specdec.kernels.sample.reference import draw_by_blocks
+from specdec.kernels.sample.blocks import draw_by_blocks
 from specdec.kernels.triton_common import rows_of, softmax_partials
 
 ULP = 2.0**-52

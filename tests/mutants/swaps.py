@@ -29,7 +29,7 @@ def instead_of(where: str, name: str, caught_by: str) -> Callable:
 
 
 @instead_of(
-    "kernels.truncate.reference:drop_below",
+    "kernels.truncate.cutoff:drop_below",
     "top-p counts the tokens that top-k has removed (sglang test_eagle_sampling_filters.py)",
     "test_filter.py::test_a_filter_is_the_warpers_of_huggingface_with_one_value_per_row",
 )
@@ -58,7 +58,7 @@ def _(right, self, start, width):
 
 
 @instead_of(
-    "samplers.noise:draw_by_race",
+    "samplers.races:draw_by_race",
     "the drafter races one position behind (ml-explore/mlx-swift-lm#459)",
     "test_coupling.py",
 )

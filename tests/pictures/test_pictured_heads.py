@@ -24,7 +24,8 @@ from transformers.models.qwen3_vl import modeling_qwen3_vl as interleaved
 from specdec import EagleDrafter, SpeculativeGenerator
 from specdec.checkpoints import survey_checkpoint
 from specdec.checkpoints.eagle import EAGLE
-from specdec.drafters.head.layers import LayerConfig, rotate
+from specdec.drafters.head.layer_config import LayerConfig
+from specdec.drafters.head.layers import rotate
 from specdec.drafters.head.rotary import angles_at
 from specdec.drafters.tree import Tree
 from specdec.training import Answered, AnsweredStream, AnswerTimeTest, TrainingTimeTest

@@ -140,7 +140,7 @@ def test_kernels_see_of_a_chunk_what_the_dense_mask_shows(has_tree, kernel, monk
         return kernel(*args)
 
     monkeypatch.setattr(attention, "attends_raggedly", lambda *args, **kwargs: True)
-    monkeypatch.setattr(attention, "ragged_attention", counted)
+    monkeypatch.setattr("specdec.slots.ragged.ragged_attention", counted)
     ours = attention.attend(Window(slots, 32, has_kernels=True, **tree), *case)
     torch.testing.assert_close(ours, dense, rtol=0, atol=1e-5)
     assert len(calls) == 1

@@ -29,7 +29,7 @@ from specdec import (
 )
 from specdec.graphs.tree import size_bytes, tables
 from specdec.samplers import BlockSampler
-from specdec.slots import cache as cache_module
+from specdec.slots import room as room_module
 from specdec.targets import mixers
 from specdec.targets.edits import memory
 from specdec.targets.edits.memory import Memory, _MixerCall
@@ -360,7 +360,7 @@ def test_states_count_when_it_is_asked_whether_there_is_room(name, monkeypatch):
     memory = held.memory
     numbers = size_bytes([memory.start, memory.count, memory.kept, memory.valid])
     needed = size_bytes(tables(held)) - padding_slot - numbers
-    monkeypatch.setattr(cache_module, "memory_bytes", lambda device: 3 * needed)
+    monkeypatch.setattr(room_module, "memory_bytes", lambda device: 3 * needed)
     target.init_cache(3, slots, max_window=window)
     pattern = "keys, values and recurrent states of 4 rows of 32 tokens take .* at most 3 rows"
     with pytest.raises(ValueError, match=pattern):

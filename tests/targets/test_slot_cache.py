@@ -17,7 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from specdec import ModelDrafter, SpeculativeGenerator, Target
 from specdec.graphs.tree import fill, keep_rows, rows_to_keep, size_bytes
 from specdec.slots.attention import window_mask
-from specdec.slots.cache import KeyValueShape, SlotCache, Window, check_room, narrowed, round_up
+from specdec.slots.cache import KeyValueShape, SlotCache, Window, narrowed, round_up
+from specdec.slots.copies import copy_slots
+from specdec.slots.room import check_room
 from specdec.types import Draft
 
 LAYERS, HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 2, 3, 1
@@ -144,7 +146,7 @@ def test_slots_are_taken_from_another_cache_by_row_layer_and_head(dtype, widths,
     before = part.keys[0].clone()
     size = 2, part.num_slots + 1, *[HEADS][:by_head]
     slots = torch.randint(0, 40, size, generator=generator)
-    part.take(whole, {1: slots})
+    copy_slots(part, whole, {1: slots})
     for mine, theirs in ((part.keys[1], whole.keys[1]), (part.values[1], whole.values[1])):
         for row in range(2):
             for slot in range(part.num_slots + 1):

@@ -39,9 +39,9 @@ from specdec.certificates.sampler.state import changed_by_a_call
 from specdec.certificates.sampler.wider import PATHS as WIDER_PATHS
 from specdec.certificates.sampler.wider import TREE, OutsideError, wider_problems
 from specdec.samplers import Noise, Sampler, draw_by_race
-from specdec.samplers.base import check_sampler
-from specdec.samplers.noise import NotScriptedError
+from specdec.samplers.check import check_sampler
 from specdec.samplers.paths import PathSampler
+from specdec.samplers.scripted import NotScriptedError
 from specdec.settings import called
 
 Sizes = tuple[tuple[int, int, int], ...]

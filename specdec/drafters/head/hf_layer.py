@@ -63,7 +63,7 @@ class HFLayer(nn.Module):
 
     Example:
         >>> from specdec import zoo
-        >>> from specdec.drafters.head.layers import attend_causally
+        >>> from specdec.drafters.head.causal import attend_causally
         >>> config = HFLayerConfig.of(zoo.load_target(), like=15)
         >>> layer, table = config.build(index=0), config.rotary_table(4, dtype=torch.float32)
         >>> layer(torch.zeros(2, 4, 128), table[None, None], attend_causally).shape

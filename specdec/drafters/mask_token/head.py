@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from specdec.arguments import check_choice
-from specdec.drafters.head.features import FeatureHead, FeatureHeadConfig, FusingLayer
-from specdec.drafters.head.layers import Attend, RMSNorm
+from specdec.drafters.head.feature_config import FeatureHeadConfig
+from specdec.drafters.head.features import FeatureHead, FusingLayer
+from specdec.drafters.head.layers import Attend, RMSNorm, build_layer
 from specdec.drafters.mask_token.correction import CorrectionConfig, HeadSizes, MarkovConfig
 
 Alignment = Literal["shifted", "unshifted", "same-position", "next-token"]
@@ -96,7 +97,7 @@ class MaskTokenConfig(FeatureHeadConfig, _Wiring):
             (`"hidden"`), or from that and the embedding of the token before (`"markov"`).
 
     Example:
-        >>> from specdec.drafters.head.layers import LayerConfig
+        >>> from specdec.drafters.head.layer_config import LayerConfig
         >>> layer = LayerConfig(8, 16, 2, 2, 4)
         >>> config = MaskTokenConfig("shifted", "input", layer, 9, 9, (1, 2, 3), 8, mask_token_id=0)
         >>> config.num_later(4), config.rows.first_row
@@ -200,7 +201,7 @@ class MaskTokenHead(FeatureHead):
     Every method works on any number of rows and tokens.
 
     Example:
-        >>> from specdec.drafters.head.layers import LayerConfig
+        >>> from specdec.drafters.head.layer_config import LayerConfig
         >>> layer = LayerConfig(8, 16, 2, 2, 4)
         >>> config = MaskTokenConfig("shifted", "input", layer, 9, 9, (1, 2, 3), 8, mask_token_id=0)
         >>> head = MaskTokenHead(config)
@@ -231,7 +232,7 @@ class MaskTokenHead(FeatureHead):
         """One that fuses where features stand beside embeddings, else a plain one."""
         config = self.config
         if config.context != "input":
-            return config.layer.build(0)
+            return build_layer(config.layer, 0)
         return FusingLayer(config.layer, norm_before_residual=config.norm_before_residual)
 
     def hidden_states(self, features: Tensor, num_masks: int = 0) -> Tensor:

@@ -68,7 +68,7 @@ class MTPDrafter(HeadDrafter):
 
     Example:
         >>> from specdec import SpeculativeGenerator, zoo
-        >>> from specdec.drafters.head.layers import LayerConfig
+        >>> from specdec.drafters.head.layer_config import LayerConfig
         >>> from specdec.drafters.mtp.head import MTPConfig, MTPHead
         >>> target = zoo.load_target()
         >>> layer = LayerConfig(128, 256, 4, 4, 32)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from specdec.arguments import check_choice, check_integer
 from specdec.drafters.head.config import check_fields
 from specdec.drafters.head.hf_layer import HFLayerConfig
-from specdec.drafters.head.layers import LayerConfig, RMSNorm, apply_lm_head
+from specdec.drafters.head.layer_config import LayerConfig
+from specdec.drafters.head.layers import RMSNorm, apply_lm_head, build_layer
 from specdec.drafters.head.window import Pass
 from specdec.types import FeatureLayer
 
@@ -124,7 +125,7 @@ class MTPDepth(nn.Module):
         self.enorm = norm(width, layer.rms_norm_eps)
         self.hnorm = norm(width, layer.rms_norm_eps)
         self.eh_proj = nn.Linear(2 * width, width, bias=config.projection_bias)
-        self.block = layer.build(index)
+        self.block = build_layer(layer, index)
         if config.output_norm:
             self.norm = norm(width, layer.rms_norm_eps)
         if config.lm_head_per_depth:

@@ -16,12 +16,13 @@ from transformers import PreTrainedModel
 from specdec.hf.positions import position_limit
 from specdec.slots.cache import SlotCache
 from specdec.targets.edits.edit import Edit
+from specdec.targets.forward import forward, open_window
 from specdec.targets.route import Route
 from specdec.targets.trial.layer_trace import LayerTrace
 from specdec.targets.trial.plain_run import PlainRun, take
 from specdec.targets.trial.rounding import Differences
 from specdec.targets.trial.witness import trial_texts
-from specdec.targets.views import forward, open_views, open_window
+from specdec.targets.views import open_views
 
 
 class Windows(NamedTuple):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.hf.forward import device_of
+from specdec.targets.forward import forward, open_window
 from specdec.targets.route import Route
 from specdec.targets.trial.witness import (
     NUM_STEPS,
@@ -22,7 +23,7 @@ from specdec.targets.trial.witness import (
     is_same_reading,
     trial_texts,
 )
-from specdec.targets.views import forward, open_views, open_window
+from specdec.targets.views import open_views
 from specdec.targets.watch import ACTIVATED
 
 NUM_TOKENS = 10

@@ -15,15 +15,17 @@ from transformers import PreTrainedModel
 
 from specdec.graphs.tree import fill
 from specdec.hf.positions import position_limit
-from specdec.slots.cache import Chunk, KeyValueShape, SlotCache, memory_bytes, narrowed
+from specdec.slots.cache import Chunk, KeyValueShape, SlotCache, narrowed
+from specdec.slots.room import memory_bytes
 from specdec.targets.edits.edit import Edit
 from specdec.targets.families import asked
+from specdec.targets.forward import forward, open_window
 from specdec.targets.route import Route
 from specdec.targets.trial.layer_trace import LayerTrace
 from specdec.targets.trial.plain_run import PlainRun, take
 from specdec.targets.trial.rounding import Differences
 from specdec.targets.trial.witness import trial_texts
-from specdec.targets.views import forward, open_view, open_views, open_window
+from specdec.targets.views import open_view, open_views
 
 LONGEST_WINDOW = 64
 """Sliding windows and chunks of up to so many tokens are exceeded by the texts of the trial."""

@@ -1,0 +1,61 @@
+"""What tokens of a window see that is no chain, or of layers with windows of their own.
+
+Legend: B rows, N tokens of a window, n queries (the last of the N), W slots attended over.
+"""
+
+import torch
+from torch import Tensor
+
+from specdec.slots.cache import Chunk, Window
+
+
+def first_seen(queries: Tensor, sliding_window: int | Chunk) -> Tensor:
+    """The first position that queries at given positions see."""
+    if isinstance(sliding_window, Chunk):
+        return queries - queries % sliding_window.size
+    return queries - sliding_window + 1
+
+
+def own_visible(
+    window: Window, num_queries: int, sliding_window: int | Chunk | None, is_causal: bool = False
+) -> Tensor | None:
+    """`[B, n, m]`: which of the last m slots a window's last n tokens see, as `ragged_attention`
+    takes it; `None` for a chain. A sliding window hides slots of this window only. A causal layer
+    sees what a chain does.
+    """
+    if window.positions is None and (window.visible is None or is_causal):
+        return None
+    slots = window.slots[:, -num_queries:]
+    order = torch.arange(num_queries, device=slots.device)
+    is_chain = window.visible is None or is_causal
+    visible = (order <= order[:, None])[None] if is_chain else window.visible
+    visible = visible.expand(len(slots), num_queries, -1)
+    if sliding_window is None:
+        return visible
+    queries, keys = slots, slots.amin(dim=1, keepdim=True) + order
+    if window.positions is not None:
+        queries = keys = window.positions[:, -num_queries:]
+    near = keys[:, None] >= first_seen(queries, sliding_window)[..., None]
+    earlier = visible.shape[2] - num_queries
+    return torch.cat([visible[..., :earlier], visible[..., earlier:] & near], dim=2)
+
+
+def visible_slots(
+    window: Window,
+    slots: Tensor,
+    queries: Tensor,
+    attended: Tensor,
+    sliding_window: int | Chunk | None,
+    own: Tensor,
+) -> Tensor:
+    """`[B, n, W]` bool: what queries at slots `[B, n]` see, of `own_visible` slots and others."""
+    num_queries, seen = slots.shape[1], attended <= queries
+    if sliding_window is not None:
+        at = queries if window.positions is None else window.positions[:, -num_queries:, None]
+        # Before a window, position and slot are one.
+        seen = seen & (attended >= first_seen(at, sliding_window))
+    count = own.shape[2]
+    offsets = attended - slots.amin(dim=1, keepdim=True) + count - num_queries  # [B, W]
+    index = offsets.clamp(0, count - 1)[:, None].expand(-1, num_queries, -1)
+    own = own.gather(2, index)
+    return torch.where(((offsets >= 0) & (offsets < count))[:, None], own, seen)
