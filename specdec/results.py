@@ -26,10 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from specdec.arguments import check_integer, check_number, shown
-from specdec.show.table import Table, need
-from specdec.show.text import draft_size, pieces, visible
-from specdec.show.tokens import KINDS, marked, token_span
+from specdec.arguments import check_integer, check_number
 from specdec.types import depths_of
 
 
@@ -275,59 +272,30 @@ class SpeculationStats:
 
     def to_frame(self):
         """A pandas frame with one line per draft position."""
-        pandas = need("pandas", "to_frame()")
-        columns = {
-            "reached": self.reached_at,
-            "accepted": self.accepted_at,
-            "conditional_rate": self.conditional_rates,
-            "joint_rate": self.joint_rates,
-        }
-        index = pandas.RangeIndex(1, self.depth + 1, name="position")
-        return pandas.DataFrame(columns, index=index)
+        from specdec.show.statistics import frame_of_positions
+
+        return frame_of_positions(self)
 
     def to_frame_of_rows(self):
         """A pandas frame with one line per row of the batch (per prompt), in their order."""
-        pandas = need("pandas", "to_frame_of_rows()")
-        counts = {name: getattr(self, name) for name in _OF_ROWS}
-        frame = pandas.DataFrame(counts, index=pandas.RangeIndex(len(self.steps), name="row"))
-        steps = frame.steps.where(frame.steps > 0)  # 0 / 0 is no rate
-        frame["acceptance_length"] = 1 + frame.accepted / steps
-        frame["acceptance_rate"] = frame.accepted / frame.drafted.where(frame.drafted > 0)
-        frame["block_efficiency"] = frame.emitted / steps
-        return frame
+        from specdec.show.statistics import frame_of_rows
+
+        return frame_of_rows(self, _OF_ROWS)
 
     def __repr__(self) -> str:
-        totals = self.totals
-        return (
-            f"SpeculationStats(acceptance length {self.acceptance_length:.2f}, rate "
-            f"{self.acceptance_rate:.2f}, {totals.emitted} tokens in {totals.steps} steps of "
-            f"{len(self.steps)} rows, {draft_size(self.num_draft_tokens, self.depth)}"
-            + (f", {self.wall_s:.2f} s)" if self.wall_s is not None else ")")
-        )
+        from specdec.show.statistics import line_of
+
+        return line_of(self)
 
     def __str__(self) -> str:
-        time = ""
-        if self.tokens_per_s is not None:
-            time = f", {self.wall_s:.2f} s, {self.tokens_per_s:.1f} tokens/s"
-        counts = f"{self.totals.emitted} tokens, {self.totals.steps} steps{time}"
-        positions = [str(self._positions())] if self.num_draft_tokens else []
-        return "\n".join(["   ".join(self._figures()), counts, *positions])
+        from specdec.show.statistics import text_of
+
+        return text_of(self)
 
     def _repr_html_(self) -> str:
-        return f"<p>{', '.join(self._figures())}</p>{self._positions().html()}"
+        from specdec.show.statistics import html_of
 
-    def _figures(self) -> list[str]:
-        return [f"{name.replace('_', ' ')} {getattr(self, name):.2f}" for name in _RATES[:3]]
-
-    def _positions(self) -> Table:
-        columns = (self.reached_at, self.accepted_at, self.conditional_rates, self.joint_rates)
-        rows = [
-            [f"{i:>8}", str(reached), str(accepted), f"{conditional:.2f}", f"{joint:.2f}"]
-            for i, (reached, accepted, conditional, joint) in enumerate(
-                zip(*columns, strict=True), start=1
-            )
-        ]
-        return Table(["position", "reached", "accepted", "conditional", "joint"], rows)
+        return html_of(self)
 
 
 _OF_ROWS = Totals._fields
@@ -336,7 +304,6 @@ _RATES = (
     *("acceptance_length", "acceptance_rate", "block_efficiency"),
     *("joint_rates", "conditional_rates"),
 )
-_SHOWN_ROWS = 8
 _NOT_PLAIN = "tokenizer", "trace"
 
 
@@ -413,6 +380,8 @@ class GenerationResult(Generic[TraceOrNone]):
             row: of the batch.
             tokenizer: decodes the tokens; by default the call's own. Without any, pieces are ids.
         """
+        from specdec.show.text import pieces
+
         tokens = self.new_tokens[row, : self.lengths[row]].tolist()
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
         return [(text, self.origins[row][first]) for text, first in pieces(tokenizer, tokens)]
@@ -439,48 +408,32 @@ class GenerationResult(Generic[TraceOrNone]):
     if not TYPE_CHECKING:  # a type checker finds these faults itself
 
         def __getitem__(self, index):
-            raise TypeError(
-                f"GenerationResult is no tensor and no list, got [{shown(index)}]; result.sequences"
-                f"[{shown(index)}] holds ids, and result.texts[row] those of a row's new tokens"
-            )
+            from specdec.show.misuse import refuse_index
+
+            refuse_index(index)
 
         def __len__(self):
-            raise TypeError(
-                "GenerationResult has no length; len(result.lengths) counts rows, and "
-                "result.lengths holds the new tokens of each"
-            )
+            from specdec.show.misuse import refuse_length
+
+            refuse_length()
 
         def __bool__(self):
             return True
 
         def __getattr__(self, name):
-            advice = f"it has {', '.join(self.__dataclass_fields__)}"
-            if hasattr(Tensor, name):
-                advice = f"result.sequences.{name} is that of the ids"
-            raise AttributeError(f"GenerationResult has no {name!r}; {advice}", name=name, obj=self)
+            from specdec.show.misuse import refuse_name
+
+            refuse_name(self, name)
 
     def __repr__(self) -> str:
-        count = len(self.lengths)
-        lines = [f"GenerationResult of {count} row{'s' * (count != 1)}; {self.stats!r}"]
-        lines.append("tokens: accepted  [recovered]  <bonus>")
-        for row in range(min(count, _SHOWN_ROWS)):
-            gap = " " if self.tokenizer is None else ""  # ids: the space is no part of a token
-            texts = ((visible(text).removesuffix(gap), kind) for text, kind in self.pieces(row))
-            lines.append(f"{self._title(row)}: {gap.join(marked(*text) for text in texts)}")
-        return "\n".join(lines + ["..."] * (count > _SHOWN_ROWS))
+        from specdec.show.texts import text_of
+
+        return text_of(self)
 
     def _repr_html_(self) -> str:
-        key = " ".join(token_span(kind, kind) for kind in KINDS)
-        parts = [f"<div>tokens: {key}</div>"]
-        for row in range(min(len(self.lengths), _SHOWN_ROWS)):
-            spans = "".join(token_span(visible(text), kind) for text, kind in self.pieces(row))
-            style = "white-space:pre-wrap;line-height:1.7;margin:.5em 0"
-            parts.append(f'<p>{self._title(row)}</p><pre style="{style}">{spans}</pre>')
-        return "".join([*parts, self.stats._repr_html_()])
+        from specdec.show.texts import html_of
 
-    def _title(self, row: int) -> str:
-        seed = f", seed {self.seeds[row]}" if self.seeds else ""
-        return f"row {row} ({self.lengths[row]} tokens, {self.finish_reasons[row]}{seed})"
+        return html_of(self)
 
 
 def _check_steps(steps: Sequence[Sequence[RowStep]], num_draft_tokens: int) -> None:
