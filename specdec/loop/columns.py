@@ -1,10 +1,13 @@
 """New tokens column by column, as plain decoding makes them: what streamers and criteria get."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from transformers.generation.streamers import BaseStreamer
+
+from specdec.arguments import shown
 
 
 def num_ready(collector: Any, rows: Iterable[int]) -> int:
@@ -42,3 +45,25 @@ class Stream:
             tokens = column_of(self._collector, rows, column)
             self._streamer.put(torch.tensor(tokens, device="cpu"))
         self._num_streamed = ready
+
+
+@contextmanager
+def ending(streamer: BaseStreamer | None) -> Iterator[None]:
+    """Ends a streamer if an error comes, so that nobody waits for the rest of the text.
+
+    Raises:
+        TypeError: it is no streamer.
+    """
+    is_one = all(callable(getattr(streamer, name, None)) for name in ("put", "end"))
+    if isinstance(streamer, type) or not (streamer is None or is_one):
+        got = shown(streamer)
+        if isinstance(streamer, type):
+            got = f"the class; pass {streamer.__name__}(tokenizer)"
+        raise TypeError(f"streamer must be one of HF's, with put(tokens) and end(), got {got}")
+    try:
+        yield
+    except BaseException:
+        if streamer is not None:
+            with suppress(Exception):  # the first error is the one to be seen
+                streamer.end()
+        raise
