@@ -26,7 +26,7 @@ from transformers.generation.streamers import BaseStreamer
 from specdec.arguments import check_integer, shown
 from specdec.drafters import Drafter
 from specdec.graphs.tree import modules_of
-from specdec.loop.host import Generation, OutputCollector, Scores, StepRecord
+from specdec.loop.host import Generation, OutputCollector, StepRecord
 from specdec.loop.outcome import Outcome, PendingOutcome
 from specdec.loop.state import Parts
 from specdec.loop.storage import StoragePool, signature_of
@@ -497,7 +497,7 @@ class SpeculativeGenerator:
         """Steps until all outputs are complete; the host reads `steps_ahead` steps late, but where
         those under way may be the last: one more in vain takes longer than to wait for them.
         """
-        unread: deque[tuple[PendingOutcome, Scores, int]] = deque()
+        unread: deque[tuple[PendingOutcome, int]] = deque()
         k, depth = generation.state.signature.num_draft_tokens, generation.parts.drafter.tree_depth
         acceptance: Any = None
         if choose is not None:
@@ -506,7 +506,7 @@ class SpeculativeGenerator:
             acceptance = Acceptance(k, is_tree=depth is not None)
 
         def may_be_last() -> bool:
-            most = sum(min(asked, depth or asked) + 1 for *_, asked in unread)
+            most = sum(min(asked, depth or asked) + 1 for _, asked in unread)
             return collector.most_left <= most
 
         while not collector.is_done:
@@ -516,10 +516,10 @@ class SpeculativeGenerator:
                 what = "the number of draft tokens that draft_length returned"
                 generation.num_draft_tokens = check_integer(what, chosen, 0, k)
             outcome, asked = self.step(generation), generation.num_draft_tokens
-            unread.append((outcome.fetch(), generation.scores_of(outcome), asked))
+            unread.append((outcome.fetch(), asked))
             while len(unread) > self.steps_ahead or (unread and may_be_last()):
-                *read, asked = unread.popleft()
-                record = collector.add(*read)
+                read, asked = unread.popleft()
+                record = collector.add(read)
                 if acceptance is not None:
                     acceptance.update(record.rows, asked)
                 if self.steps_ahead == 0:  # else the rows of those under way have to stay

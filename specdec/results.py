@@ -42,8 +42,7 @@ class RowStep:
         parents: the token that each one follows, see `Draft.parents`; `None` makes those of a
             chain.
         path: the tokens that were accepted, by their index; `None` makes the first ones.
-        logprobs: with `output_logprobs`, of each new token as it was drawn; else `None`.
-        raw_logprobs: likewise, by the softmax of the target's own logits.
+        outputs: numbers of each new token by name, what the call keeps of them.
         faults: sum of the `Fault` values that were found in the step, 0 for none; `generate` raises
             them.
         num_sound: new tokens before the first fault, as the step was read; `None` for all of them.
@@ -54,8 +53,7 @@ class RowStep:
     new_tokens: list[int]
     parents: list[int] | None = None
     path: list[int] | None = None
-    logprobs: list[float] | None = None
-    raw_logprobs: list[float] | None = None
+    outputs: dict[str, list[float]] = field(default_factory=dict)
     faults: int = 0
     num_sound: int | None = None
 
@@ -64,6 +62,16 @@ class RowStep:
             object.__setattr__(self, "parents", _of_chain(len(self.draft_tokens)))
         if self.path is None:
             object.__setattr__(self, "path", list(range(self.num_accepted)))
+
+    @property
+    def logprobs(self) -> list[float] | Any:
+        """With `output_logprobs`, of each new token as it was drawn; else `None`."""
+        return self.outputs.get("logprobs")
+
+    @property
+    def raw_logprobs(self) -> list[float] | Any:
+        """Likewise, by the softmax of the target's own logits."""
+        return self.outputs.get("raw_logprobs")
 
     @property
     def is_chain(self) -> bool:
@@ -95,7 +103,7 @@ class RowStep:
 
     def cut(self, count: int) -> None:
         """Drops all but the first new tokens, of a row that ends after them."""
-        for values in (self.new_tokens, self.logprobs or [], self.raw_logprobs or []):
+        for values in (self.new_tokens, *self.outputs.values()):
             del values[count:]
 
     @classmethod
@@ -304,6 +312,7 @@ _RATES = (
     *("acceptance_length", "acceptance_rate", "block_efficiency"),
     *("joint_rates", "conditional_rates"),
 )
+_OUTPUTS = "scores", "logits", "logprobs", "raw_logprobs"
 _NOT_PLAIN = "tokenizer", "trace"
 
 
@@ -329,14 +338,8 @@ class GenerationResult(Generic[TraceOrNone]):
         steps: per row its steps (draft, accepted and new tokens), in every result, without
             `trace=True` too.
         origins: per row where each new token came from: `"accepted"`, `"recovered"` or `"bonus"`.
-        scores: with `output_scores`, for each column of new tokens the logits `[B, V]` that they
-            were sampled from (after processors, temperature and truncation), NaN where a row has
-            ended; else `None`.
-        logits: likewise, with `output_logits`, as the target returned them.
-        logprobs: with `output_logprobs`, `[B, M]` float32: log-probabilities of the new tokens in
-            the distribution that they were drawn from (the softmax of their `scores`), 0 after a
-            row's end, so that a row's sum is that of its text; else `None`.
-        raw_logprobs: likewise, in the model's own distribution (the softmax of their `logits`).
+        outputs: by name what the call keeps of every new token, numbers as a float32 `[B, M]`, 0
+            after a row's end, anything else as a tuple of `[B, ...]` for each column.
         tokenizer: of the target, where the call named it.
         prompts: ids of each row's prompt, without padding.
         sampling: what the tokens were drawn from (`specdec.request.Sampling`).
@@ -352,15 +355,38 @@ class GenerationResult(Generic[TraceOrNone]):
     trace: TraceOrNone = None  # type: ignore[assignment]
     steps: list[list[RowStep]] = field(default_factory=list)
     origins: list[list[str]] = field(default_factory=list)
-    # `Any`, so that type checkers believe a caller who reads what he has asked for.
-    scores: tuple[Tensor, ...] | Any = None
-    logits: tuple[Tensor, ...] | Any = None
-    logprobs: Tensor | Any = None
-    raw_logprobs: Tensor | Any = None
+    outputs: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: Any = None
     prompts: list[list[int]] = field(default_factory=list)
     sampling: Any = None
     row_inputs: Mapping[str, Tensor] = field(default_factory=dict)
+
+    # `Any`, so that type checkers believe a caller who reads what he has asked for.
+    @property
+    def scores(self) -> tuple[Tensor, ...] | Any:
+        """With `output_scores`, for each column of new tokens the logits `[B, V]` that they were
+        sampled from (after processors, temperature and truncation), NaN where a row has ended; else
+        `None`.
+        """
+        return self.outputs.get("scores")
+
+    @property
+    def logits(self) -> tuple[Tensor, ...] | Any:
+        """Likewise, with `output_logits`, as the target returned them."""
+        return self.outputs.get("logits")
+
+    @property
+    def logprobs(self) -> Tensor | Any:
+        """With `output_logprobs`, `[B, M]` float32: log-probabilities of the new tokens in the
+        distribution that they were drawn from (the softmax of their `scores`), 0 after a row's end,
+        so that a row's sum is that of its text; else `None`.
+        """
+        return self.outputs.get("logprobs")
+
+    @property
+    def raw_logprobs(self) -> Tensor | Any:
+        """Likewise, in the model's own distribution (the softmax of their `logits`)."""
+        return self.outputs.get("raw_logprobs")
 
     @property
     def new_tokens(self) -> Tensor:
@@ -403,7 +429,7 @@ class GenerationResult(Generic[TraceOrNone]):
         plain["steps"] = [[step.saved() for step in row] for row in self.steps]
         plain["sampling"] = None if self.sampling is None else asdict(self.sampling)
         plain["row_inputs"] = dict(self.row_inputs)
-        return plain
+        return {**dict.fromkeys(_OUTPUTS), **plain.pop("outputs"), **plain}
 
     if not TYPE_CHECKING:  # a type checker finds these faults itself
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers.generation.streamers import BaseStreamer
 
 from specdec.arguments import check_integer
@@ -24,10 +23,6 @@ from specdec.show.text import draft_size
 
 if TYPE_CHECKING:
     from specdec.trace import Trace
-
-Scores = dict[str, Tensor]
-"""Logits `[B, K + 1, V]` of one step that the result is to hold: `"scores"` after processors,
-temperature and truncation, `"logits"` of the target."""
 
 
 class Generation:
@@ -157,19 +152,6 @@ class Generation:
             outcome = outcome.of_rows(len(self.rows))
         return outcome
 
-    def scores_of(self, outcome: Outcome) -> Scores:
-        """Copies of the logits of the last step that the call wants to keep."""
-        request, scores = self.request, {}
-        if request.output_scores:
-            own = keep_rows(
-                self.state.logits_filter, list(range(len(self.rows)))
-            )  # they come first
-            scores["scores"] = own.scores(outcome.logits)
-        if request.output_logits:
-            raw = outcome.logits if outcome.raw_logits is None else outcome.raw_logits
-            scores["logits"] = raw.float().clone()
-        return scores
-
     def synchronize(self) -> None:
         """Waits for the device and reads the rows' lengths, so that the next steps attend over no
         more slots than they need. Worth it now and then for those who step by hand.
@@ -230,7 +212,11 @@ class OutputCollector:
         self.new_tokens: list[list[int]] = [[] for _ in range(rows)]
         self.finish_reasons: list[str | None] = [None if self._room > 0 else "length"] * rows
         self.steps: list[list[RowStep]] = [[] for _ in range(rows)]
-        self._scores: dict[tuple[str, int], list[Tensor]] = {}
+        self._outputs: Any = None
+        if self.request.outputs:
+            from specdec.loop.outputs import OutputTables
+
+            self._outputs = OutputTables(self.request.outputs, rows)
         self._faults: dict[int, str] = {}  # of rows that have one after their new tokens
         self._num_collected = 0
         self._ends: Any = None
@@ -260,8 +246,8 @@ class OutputCollector:
         """
         return max(self._lengths[row] for row in self.generation.rows)
 
-    def add(self, outcome: PendingOutcome, scores: Scores | None = None) -> StepRecord:
-        """Takes over one step, and its logits where the call keeps them.
+    def add(self, outcome: PendingOutcome) -> StepRecord:
+        """Takes over one step.
 
         Raises:
             ValueError: a step found something wrong with its inputs, and no stopping criterion ends
@@ -294,10 +280,9 @@ class OutputCollector:
                 continue
             records[number] = step
             self.steps[number].append(step)
-            for name, table in (scores or {}).items():  # of these tokens, and no others
-                places = [0, *(node + 1 for node in step.path)][: len(tokens)]
-                own = table[numbers.index(number), places]
-                self._scores.setdefault((name, number), []).append(own)
+            if self._outputs is not None:
+                own = numbers.index(number), len(tokens)
+                self._outputs.add(number, *own, outcome.outputs)
         if self.request.criteria or self._faults:
             self._end_rows()
         self._num_collected += 1
@@ -321,6 +306,9 @@ class OutputCollector:
         padded = [new + [pad] * (max(lengths) - len(new)) for new in self.new_tokens]
         new_tokens = torch.tensor(padded, dtype=torch.long, device=prompts.device)
         k, depth = self.generation.max_draft_tokens, self.generation.state.signature.tree_depth
+        outputs = {}
+        if self._outputs is not None:
+            outputs = self._outputs.joined(self.steps, prompts.device)
         return GenerationResult(
             sequences=torch.cat([prompts.long(), new_tokens], dim=1),
             lengths=lengths,
@@ -330,31 +318,9 @@ class OutputCollector:
             trace=trace,
             steps=self.steps,
             origins=[[kind for step in row for kind in step.kinds] for row in self.steps],
-            scores=self._columns("scores"),
-            logits=self._columns("logits"),
-            logprobs=self._per_token("logprobs"),
-            raw_logprobs=self._per_token("raw_logprobs"),
+            outputs=outputs,
             tokenizer=self.request.tokenizer,
             prompts=self.request.prompts,
             sampling=self.request.sampling,
             row_inputs=self.request.row_inputs,
         )
-
-    def _columns(self, name: str) -> tuple[Tensor, ...] | None:
-        """`[B, V]` for each new column, NaN after a row's end; `None` where nothing was kept."""
-        kept = [self._scores.get((name, row)) for row in range(len(self.new_tokens))]
-        if not all(kept):
-            return None
-        counts = map(len, self.new_tokens)
-        rows = [torch.cat(blocks)[:n] for blocks, n in zip(kept, counts, strict=True)]  # [n, V]
-        return pad_sequence(rows, batch_first=True, padding_value=torch.nan).unbind(dim=1)
-
-    def _per_token(self, name: str) -> Tensor | None:
-        """`[B, M]` float32 of the steps' new tokens, 0 after a row's end; `None` where nobody asked
-        for them.
-        """
-        if not self.request.output_logprobs:
-            return None
-        rows = [[value for step in row for value in getattr(step, name)] for row in self.steps]
-        columns = [torch.tensor(row, dtype=torch.float32, device="cpu") for row in rows]
-        return pad_sequence(columns, batch_first=True).to(self.request.padded.device)

@@ -14,7 +14,7 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntFlag
 from functools import cached_property
 from typing import Any
@@ -120,11 +120,10 @@ class Outcome:
         is_eos: `[B]` bool: the row ended with an end-of-sequence token in this step.
         vocab_size: V.
         checked: of `step.numbers_to_check`; `None` where nobody looks at them.
-        logprobs: `[B, 2, D + 1]` float32 of the emitted tokens, where the call asked for them: as
-            they were drawn, and by the softmax of the target's logits before processors.
+        outputs: `[B, D + 1]` or `[B, D + 1, ...]` of the emitted tokens, by name, what the call
+            keeps of them.
         num_sound: `[B]` of the kept tokens, those before one that no distribution stands for
             (`until_empty`); `None` for all of them.
-        raw_logits: `[B, K + 1, V]` of the target, where processors made `logits` of them.
     """
 
     draft: Draft
@@ -134,9 +133,8 @@ class Outcome:
     is_eos: Tensor
     vocab_size: int
     checked: Tensor | None = None
-    logprobs: Tensor | None = None
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
     num_sound: Tensor | None = None
-    raw_logits: Tensor | None = None
 
     def until_empty(self, is_empty: Tensor) -> Outcome:
         """The outcome whose sound tokens are those up to the first one that comes from a row of the
@@ -176,8 +174,11 @@ class Outcome:
         columns = {name: c[:, None] if c.dim() == 1 else c for name, c in columns.items()}
         widths = {name: column.shape[1] for name, column in columns.items()}
         table = Transfer(torch.cat([*columns.values()], dim=1))
-        logprobs = None if self.logprobs is None else Transfer(self.logprobs)
-        return PendingOutcome(table, widths, self.vocab_size, logprobs)
+        outputs = {
+            name: Transfer(value) if value.dim() == 2 else value.clone()
+            for name, value in self.outputs.items()
+        }
+        return PendingOutcome(table, widths, self.vocab_size, outputs)
 
 
 class Transfer:
@@ -204,12 +205,14 @@ class Transfer:
 
 @dataclass(frozen=True, eq=False)
 class PendingOutcome:
-    """An outcome on its way to the host: one table, whose columns have names and widths."""
+    """An outcome on its way to the host: one table, whose columns have names and widths; and its
+    outputs, of which vectors stay where they are.
+    """
 
     table: Transfer
     widths: dict[str, int]
     vocab_size: int
-    logprobs: Transfer | None = None
+    outputs: Mapping[str, Transfer | Tensor] = field(default_factory=dict)
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
@@ -235,10 +238,13 @@ class PendingOutcome:
         told["faults"] = faults | int(Fault.TARGET_LOGITS) * is_empty
         told.pop("checked", None)
         rows = {name: column.tolist() for name, column in told.items()}
-        if self.logprobs is not None:
-            rows["logprobs"] = self.logprobs.wait().tolist()
         columns = zip(*rows.values(), strict=True)
-        return [_row_step(dict(zip(rows, row, strict=True))) for row in columns]
+        steps = [_row_step(dict(zip(rows, row, strict=True))) for row in columns]
+        for name, numbers in self.outputs.items():
+            if isinstance(numbers, Transfer):
+                for step, own in zip(steps, numbers.wait().tolist(), strict=True):
+                    step.outputs[name] = own[: len(step.new_tokens)]
+        return steps
 
 
 _TABLES = "emitted", "drafted", "path", "parents", "checked"
@@ -254,7 +260,4 @@ def _row_step(row: dict[str, Any]) -> RowStep:
     if "path" in row:
         path = [index - 1 for index in row["path"][1 : accepted + 1]]
         others |= {"parents": row["parents"][:valid], "path": path}
-    if "logprobs" in row:
-        own = (values[:new] for values in row["logprobs"])
-        others |= zip(("logprobs", "raw_logprobs"), own, strict=True)
     return RowStep(row["drafted"][:valid], accepted, row["emitted"][:new], **others)

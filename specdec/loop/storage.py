@@ -176,9 +176,7 @@ class StoragePool:
         """
         self._last_reason, captures = why_eager, why_eager is None
         signature = signature_of(parts, request, captures)
-        of_any_options = signature._replace(
-            logits_filter=(), wants_probs=False, wants_logprobs=False
-        )
+        of_any_options = signature._replace(logits_filter=(), wants_probs=False, outputs=())
         serves = parts, of_any_options, _frozen_values(parts, captures)
         length = max(request.lengths) + request.max_new_tokens
         num_slots = length + signature.num_behind
@@ -283,7 +281,7 @@ def signature_of(parts: Parts, request: Request, captures: bool) -> Signature:
         wants_probs=request.draft_probs and parts.sampler.uses_draft_probs,
         is_captured=captures,
         row_inputs=tuple((n, x.shape[1:], x.dtype) for n, x in request.step_inputs.items()),
-        wants_logprobs=request.output_logprobs,
+        outputs=request.outputs,
     )
 
 

@@ -26,7 +26,7 @@ from specdec.hf.prompts import prompt_inputs
 from specdec.processes import agreed
 from specdec.request.given import Given, GivenRows, by_rows, native
 from specdec.request.grammar import GrammarProcessor
-from specdec.request.keywords import OURS, GenerateOptions
+from specdec.request.keywords import OURS, OUTPUTS, GenerateOptions
 from specdec.request.options import (
     checked_options,
     ends_among,
@@ -64,7 +64,7 @@ class Request:
             through HF's hook.
         draft_probs: whether the sampler gets the probabilities of draft tokens.
         num_draft_tokens: of each step; `None` for the drafter's own K.
-        output_scores, output_logits, output_logprobs: what is kept of every new token.
+        outputs: names of what is kept of every new token.
         tokenizer: of the target.
         row_inputs: `[B, ...]` by name, on the host, what steps read of each row.
         prompt_inputs: what the target reads of the prompts where they are more than ids.
@@ -87,9 +87,7 @@ class Request:
     is_alone: bool = True
     draft_probs: bool = True
     num_draft_tokens: int | None = None
-    output_scores: bool = False
-    output_logits: bool = False
-    output_logprobs: bool = False
+    outputs: tuple[str, ...] = ()
     tokenizer: PreTrainedTokenizerBase | None = None
     row_inputs: Mapping[str, Tensor] = field(default_factory=dict)
     prompt_inputs: PromptInputs | None = None
@@ -219,7 +217,7 @@ def request_of(
         seed: as in `generate`.
         row_inputs: as in `generate`.
         beside: what the prompts are beside ids.
-        own: fields of `Request`.
+        own: fields of `Request`, and options of `OUTPUTS`.
 
     Raises:
         TypeError, ValueError: a prompt or an option that cannot be right, or what specdec does not
@@ -258,8 +256,7 @@ def request_of(
         pad=padding_id if padding_id is not None else next(iter(eos), 0),
         criteria=others,
         is_alone=alone is not None,
-        output_scores=bool(config.return_dict_in_generate and config.output_scores),
-        output_logits=bool(config.return_dict_in_generate and config.output_logits),
+        outputs=_outputs(config, own),
         tokenizer=tokenizer,
         row_inputs=inputs,
         **own,
@@ -275,6 +272,14 @@ def request_of(
     _check_room(target, lengths, room, prompts.row_inputs)
     is_open = alone is not None and not request.is_embedded
     return replace(request, prompt_inputs=prompts, read_prompts=read if is_open else None)
+
+
+def _outputs(config: GenerationConfig, own: dict[str, Any]) -> tuple[str, ...]:
+    """Names of the outputs that a call asks for; takes specdec's own options of them out."""
+    asked = {option for option in OUTPUTS if own.pop(option, False)}
+    if config.return_dict_in_generate:
+        asked |= {option for option in OUTPUTS.keys() - OURS if getattr(config, option)}
+    return tuple(name for option in OUTPUTS if option in asked for name in OUTPUTS[option])
 
 
 def _read_ids(
