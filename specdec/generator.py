@@ -33,7 +33,6 @@ from specdec.loop.storage import StoragePool, signature_of
 from specdec.request import GenerateOptions
 from specdec.request.call import Request, read_request
 from specdec.request.keywords import with_options
-from specdec.request.prompts import refuse_unknown
 from specdec.results import GenerationResult
 from specdec.samplers import Sampler
 from specdec.show.text import draft_size
@@ -451,7 +450,10 @@ class SpeculativeGenerator:
         if (asked := request.num_draft_tokens) is not None:
             advice = "the drafter's own is the largest; make it with a larger one"
             check_integer("num_draft_tokens", asked, 0, most, advice=advice)
-        refuse_unknown(request.row_inputs, (target, self.drafter))
+        if request.row_inputs:
+            from specdec.request.row_inputs import refuse_unknown
+
+            refuse_unknown(request.row_inputs, (target, self.drafter))
         parts = Parts(self.target, self.drafter, self.sampler)
         reason = self._storages.why_eager(request, is_traced=trace)
         storage = self._storages.take(parts, request, why_eager=reason)

@@ -23,7 +23,7 @@ from specdec.evaluation.positions import every_position
 from specdec.evaluation.replay import replay
 from specdec.generator import SpeculativeGenerator
 from specdec.jsonl import append_lines, read_lines
-from specdec.request.prompts import id_lists, left_padded
+from specdec.request.lists import id_lists, left_padded
 from specdec.samplers import BlockSampler
 from specdec.settings import differences, fingerprint, plain, settings_of_function
 from specdec.targets import Target
