@@ -31,7 +31,7 @@ from specdec.certificates.generator.directions import DIRECTIONS, Directions, Ga
 from specdec.certificates.generator.learned import Learned
 from specdec.certificates.generator.martingale import Wealth
 from specdec.certificates.generator.reading import Reader
-from specdec.request.prompts import left_padded
+from specdec.request.lists import left_padded
 
 OPTIONS = {"temperature": 0.3, "neutral": True, "eos_token_id": []}
 ROWS, NEW_TOKENS = 64, 64

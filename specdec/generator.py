@@ -8,8 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
@@ -24,21 +23,18 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from specdec.arguments import check_choice, check_integer, shown
-from specdec.drafters import Drafter, NoDrafter
-from specdec.drafters.check import check_drafter
+from specdec.arguments import check_integer, shown
+from specdec.drafters import Drafter
 from specdec.graphs.tree import modules_of
-from specdec.loop.host import Generation, OutputCollector, Scores, StepRecord
+from specdec.loop.host import Generation, OutputCollector, StepRecord
 from specdec.loop.outcome import Outcome, PendingOutcome
 from specdec.loop.state import Parts
 from specdec.loop.storage import StoragePool, signature_of
 from specdec.request import GenerateOptions
-from specdec.request.call import Request, read_request, request_of
+from specdec.request.call import Request, read_request
 from specdec.request.keywords import with_options
-from specdec.request.prompts import refuse_unknown
 from specdec.results import GenerationResult
-from specdec.samplers import BlockSampler, Sampler, draw_by_race
-from specdec.samplers.check import check_sampler
+from specdec.samplers import Sampler
 from specdec.show.text import draft_size
 from specdec.targets import Target
 from specdec.targets.target import SlotModel
@@ -112,46 +108,20 @@ class SpeculativeGenerator:
         steps_ahead: int | None = None,
         draft_length: ChooseLength | Literal["auto"] | None = None,
     ):
-        if isinstance(drafter, str) or (isinstance(sampler, str) and sampler != "auto"):
-            from specdec.loading import load_drafter, load_sampler
+        from specdec.loop.join import check_settings, joined, loaded
 
-            drafter = load_drafter(drafter, target) if isinstance(drafter, str) else drafter
-            sampler = load_sampler(sampler) if isinstance(sampler, str) else sampler
-        self.drafter = _as_part("drafter", NoDrafter() if drafter is None else drafter, Drafter)
-        sampler = BlockSampler() if isinstance(sampler, str) else sampler
-        self.sampler = _as_part("sampler", sampler, Sampler)
-        check_drafter(self.drafter)
-        check_sampler(self.sampler)
-        check_integer("prefill_chunk_size", prefill_chunk_size, 1)
-        for name, number in (("steps_ahead", steps_ahead), ("kept_bytes", kept_bytes)):
-            if number is not None:
-                check_integer(name, number, 0)
-        check_choice("graphs", graphs, (True, False, "auto"))
-        is_function = callable(draft_length) and not isinstance(draft_length, type)
-        if not (draft_length in (None, "auto") or is_function):
-            raise TypeError(
-                'draft_length must be None, "auto" or a function (acceptance, rows, tokens) -> '
-                f"draft tokens, got {shown(draft_length)}; generate(num_draft_tokens=) fixes one"
-            )
+        parts = loaded(target, drafter, sampler)
+        check_settings(
+            graphs=graphs,
+            prefill_chunk_size=prefill_chunk_size,
+            kept_bytes=kept_bytes,
+            steps_ahead=steps_ahead,
+            draft_length=draft_length,
+        )
         # The target is tried in forward passes, so what can be checked without it comes first.
-        self.target = target if isinstance(target, Target) else Target(target)
-        limit = self.target.max_positions
-        if limit is not None and self.drafter.num_draft_tokens >= limit:
-            raise ValueError(
-                f"the drafter's num_draft_tokens is {self.drafter.num_draft_tokens}, and the "
-                f"target has {limit} positions for text and draft together; draft fewer"
-            )
-        if self.drafter.tree_depth is not None:
-            self.sampler.check_drafter(self.drafter)
-            self.target.check_trees()
-        if self.drafter.reads_target:
-            self.target.check_reads_ahead()
+        self.target, self.drafter, self.sampler = joined(target, *parts)
         if steps_ahead is None:
             steps_ahead = int(self.target.device.type == "cuda")
-        self.drafter.validate(vocab_size=self.target.vocab_size, device=self.target.device)
-        self.drafter.check_target(self.target)
-        if self.drafter.feature_layers not in ((), self.target.feature_layers):
-            self.target = self.target.with_features(self.drafter.feature_layers)
         self.graphs, self.prefill_chunk_size = graphs, int(prefill_chunk_size)
         self.steps_ahead, self.draft_length = steps_ahead, draft_length
         self._lengths: Any = None
@@ -181,26 +151,16 @@ class SpeculativeGenerator:
             >>> sum("captured in" in line for line in generator.explain().splitlines())
             5
         """
-        check_integer("rows", rows, 1)
-        check_integer("tokens", tokens, 2)
-        if "max_new_tokens" in options:
-            raise TypeError("max_new_tokens is part of tokens here; leave it out")
-        ids = torch.zeros(rows, 1, dtype=torch.long, device=self.target.device)
-        options = {**options, "max_new_tokens": tokens - 1}
-        request = read_request(self.target, ids, torch.ones_like(ids), options)
+        from specdec.loop.warming import inert_request, lengths_in_use, warm_up
+
+        request = inert_request(self.target, rows, tokens, options)
         choose = self._chooser(request)  # which measures the costs that it does not know
         generation = self._begin(request)
         try:
             self._storages.check_kept(generation.storage)
             generation.end_rows(generation.rows)
-            lengths = range(self.drafter.num_draft_tokens + 1)
-            if choose is None:
-                lengths = [generation.num_draft_tokens]
-            elif self.draft_length == "auto":
-                from specdec.loop.lengths import lengths_to_measure
-
-                lengths = lengths_to_measure(self.drafter.num_draft_tokens)
-            generation.storage.warm_up(lengths, tokens - 2, self.prefill_chunk_size)
+            lengths = lengths_in_use(generation, choose, is_measured=self.draft_length == "auto")
+            warm_up(generation.storage, lengths, tokens - 2, self.prefill_chunk_size)
         finally:
             generation.close()
 
@@ -392,7 +352,7 @@ class SpeculativeGenerator:
                 `check=True` where steps are eager anyway.
             ReplayMismatchError: with `check=True`, where a replayed step and the eager one differ.
         """
-        with _ending(streamer):
+        with nullcontext() if streamer is None else _ending(streamer):
             for name, flag in (("trace", trace), ("check", check)):
                 if not isinstance(flag, bool):
                     raise TypeError(f"{name} must be True or False, got {shown(flag)}")
@@ -433,32 +393,22 @@ class SpeculativeGenerator:
             know.
         """
         from specdec.hf.generation import call_of_generate
-        from specdec.request.given import through_hook
-        from specdec.request.hints import warn_of_seed
-        from specdec.request.hook import HookOutput, check_hook
-        from specdec.request.options import check_config, with_stop_strings
+        from specdec.request.hook import output_of, read_hook
 
-        call, config = call_of_generate(), generation_config
+        call = call_of_generate()
         streamer = call.get("streamer") if streamer is None else streamer
         with _ending(streamer):
-            check_choice("output_logprobs", output_logprobs, (True, False))
-            criteria = with_stop_strings(stopping_criteria, stop_strings, call.get("tokenizer"))
-            check_config(config)
-            check_hook(self.target, model, call, synced_gpus, model_kwargs)
-            request = request_of(
-                *(self.target, input_ids, model_kwargs.get("attention_mask")),
-                *(logits_processor, criteria, config),
-                **{"tokenizer": call.get("tokenizer"), "seed": seed},
-                beside=through_hook(self.target, config, model_kwargs),
+            request = read_hook(
+                *(self.target, model, call, input_ids, logits_processor, stopping_criteria),
+                generation_config,
+                model_kwargs,
+                synced_gpus=synced_gpus,
+                stop_strings=stop_strings,
+                seed=seed,
                 output_logprobs=output_logprobs,
             )
-            if seed is not None and request.seeds is None:
-                warn_of_seed(call)
             result = self._generate(request, streamer=streamer)
-        if config.return_dict_in_generate:
-            names = "sequences", "scores", "logits", "logprobs", "raw_logprobs"
-            return HookOutput(**{name: getattr(result, name) for name in names})
-        return result.sequences
+        return output_of(result, generation_config)
 
     def _generate(
         self,
@@ -500,7 +450,10 @@ class SpeculativeGenerator:
         if (asked := request.num_draft_tokens) is not None:
             advice = "the drafter's own is the largest; make it with a larger one"
             check_integer("num_draft_tokens", asked, 0, most, advice=advice)
-        refuse_unknown(request.row_inputs, (target, self.drafter))
+        if request.row_inputs:
+            from specdec.request.row_inputs import refuse_unknown
+
+            refuse_unknown(request.row_inputs, (target, self.drafter))
         parts = Parts(self.target, self.drafter, self.sampler)
         reason = self._storages.why_eager(request, is_traced=trace)
         storage = self._storages.take(parts, request, why_eager=reason)
@@ -523,28 +476,19 @@ class SpeculativeGenerator:
         """What chooses the draft lengths of a call; with costs of its size, which are measured if
         they are not known. Processors and criteria, host code of users, have no part in them.
         """
-        most, choose = self.drafter.num_draft_tokens, self.draft_length
-        if choose is None or not most or request.num_draft_tokens is not None:
+        choose, asked = self.draft_length, request.num_draft_tokens
+        if choose is None or asked is not None or not self.drafter.num_draft_tokens:
             return None
-        seeds, is_coupled = request.seeds or [], self.sampler.draw_draft is draw_by_race
-        if len(set(seeds)) < len(seeds) and not is_coupled:
-            raise ValueError(
-                "rows that share a seed share their random numbers, so what one row accepts tells "
-                "which draws another one has yet to use, and draft lengths must not depend on "
-                "those; pass one seed per row, or num_draft_tokens="
-            )
+        from specdec.loop.lengths import check_seeds
+
+        check_seeds(request.seeds, self.sampler)
         if choose != "auto":
             return choose
         reason = self._storages.why_eager(request, is_traced=trace)
         parts = Parts(self.target, self.drafter, self.sampler)
         signature = signature_of(parts, request, captures=reason is None)
-
-        def start() -> Generation:
-            plain = replace(request, criteria=StoppingCriteriaList(), processors=())
-            return self._begin(plain, trace=reason is not None)
-
-        longest = max(request.lengths)
-        return self._lengths.chooser(signature, (longest, longest + request.max_new_tokens), start)
+        begin = partial(self._begin, trace=reason is not None)
+        return self._lengths.chooser_of(request, signature, begin)
 
     def _run(
         self,
@@ -555,7 +499,7 @@ class SpeculativeGenerator:
         """Steps until all outputs are complete; the host reads `steps_ahead` steps late, but where
         those under way may be the last: one more in vain takes longer than to wait for them.
         """
-        unread: deque[tuple[PendingOutcome, Scores, int]] = deque()
+        unread: deque[tuple[PendingOutcome, int]] = deque()
         k, depth = generation.state.signature.num_draft_tokens, generation.parts.drafter.tree_depth
         acceptance: Any = None
         if choose is not None:
@@ -564,7 +508,7 @@ class SpeculativeGenerator:
             acceptance = Acceptance(k, is_tree=depth is not None)
 
         def may_be_last() -> bool:
-            most = sum(min(asked, depth or asked) + 1 for *_, asked in unread)
+            most = sum(min(asked, depth or asked) + 1 for _, asked in unread)
             return collector.most_left <= most
 
         while not collector.is_done:
@@ -574,10 +518,10 @@ class SpeculativeGenerator:
                 what = "the number of draft tokens that draft_length returned"
                 generation.num_draft_tokens = check_integer(what, chosen, 0, k)
             outcome, asked = self.step(generation), generation.num_draft_tokens
-            unread.append((outcome.fetch(), generation.scores_of(outcome), asked))
+            unread.append((outcome.fetch(), asked))
             while len(unread) > self.steps_ahead or (unread and may_be_last()):
-                *read, asked = unread.popleft()
-                record = collector.add(*read)
+                read, asked = unread.popleft()
+                record = collector.add(read)
                 if acceptance is not None:
                     acceptance.update(record.rows, asked)
                 if self.steps_ahead == 0:  # else the rows of those under way have to stay
@@ -590,30 +534,7 @@ class SpeculativeGenerator:
         generation.close()
 
 
-def _as_part(name: str, value: Any, kind: type) -> Any:
-    """A drafter or sampler, and nothing else."""
-    if isinstance(value, type):
-        made = f"{value.__name__}()"
-        raise TypeError(f"{name} must be a specdec {kind.__name__}, got the class; pass {made}")
-    if not isinstance(value, kind):
-        advice = "; wrap a draft model as ModelDrafter(model)" if kind is Drafter else ""
-        raise TypeError(f"{name} must be a specdec {kind.__name__}, got {shown(value)}{advice}")
-    return value
+def _ending(streamer: BaseStreamer | None) -> AbstractContextManager[None]:
+    from specdec.loop.columns import ending
 
-
-@contextmanager
-def _ending(streamer: BaseStreamer | None) -> Iterator[None]:
-    """Ends a streamer if an error comes, so that nobody waits for the rest of the text."""
-    is_one = all(callable(getattr(streamer, name, None)) for name in ("put", "end"))
-    if isinstance(streamer, type) or not (streamer is None or is_one):
-        got = shown(streamer)
-        if isinstance(streamer, type):
-            got = f"the class; pass {streamer.__name__}(tokenizer)"
-        raise TypeError(f"streamer must be one of HF's, with put(tokens) and end(), got {got}")
-    try:
-        yield
-    except BaseException:
-        if streamer is not None:
-            with suppress(Exception):  # the first error is the one to be seen
-                streamer.end()
-        raise
+    return ending(streamer)

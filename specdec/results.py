@@ -26,10 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from specdec.arguments import check_integer, check_number, shown
-from specdec.show.table import Table, need
-from specdec.show.text import draft_size, pieces, visible
-from specdec.show.tokens import KINDS, marked, token_span
+from specdec.arguments import check_integer, check_number
 from specdec.types import depths_of
 
 
@@ -45,8 +42,7 @@ class RowStep:
         parents: the token that each one follows, see `Draft.parents`; `None` makes those of a
             chain.
         path: the tokens that were accepted, by their index; `None` makes the first ones.
-        logprobs: with `output_logprobs`, of each new token as it was drawn; else `None`.
-        raw_logprobs: likewise, by the softmax of the target's own logits.
+        outputs: numbers of each new token by name, what the call keeps of them.
         faults: sum of the `Fault` values that were found in the step, 0 for none; `generate` raises
             them.
         num_sound: new tokens before the first fault, as the step was read; `None` for all of them.
@@ -57,8 +53,7 @@ class RowStep:
     new_tokens: list[int]
     parents: list[int] | None = None
     path: list[int] | None = None
-    logprobs: list[float] | None = None
-    raw_logprobs: list[float] | None = None
+    outputs: dict[str, list[float]] = field(default_factory=dict)
     faults: int = 0
     num_sound: int | None = None
 
@@ -67,6 +62,16 @@ class RowStep:
             object.__setattr__(self, "parents", _of_chain(len(self.draft_tokens)))
         if self.path is None:
             object.__setattr__(self, "path", list(range(self.num_accepted)))
+
+    @property
+    def logprobs(self) -> list[float] | Any:
+        """With `output_logprobs`, of each new token as it was drawn; else `None`."""
+        return self.outputs.get("logprobs")
+
+    @property
+    def raw_logprobs(self) -> list[float] | Any:
+        """Likewise, by the softmax of the target's own logits."""
+        return self.outputs.get("raw_logprobs")
 
     @property
     def is_chain(self) -> bool:
@@ -98,7 +103,7 @@ class RowStep:
 
     def cut(self, count: int) -> None:
         """Drops all but the first new tokens, of a row that ends after them."""
-        for values in (self.new_tokens, self.logprobs or [], self.raw_logprobs or []):
+        for values in (self.new_tokens, *self.outputs.values()):
             del values[count:]
 
     @classmethod
@@ -275,59 +280,30 @@ class SpeculationStats:
 
     def to_frame(self):
         """A pandas frame with one line per draft position."""
-        pandas = need("pandas", "to_frame()")
-        columns = {
-            "reached": self.reached_at,
-            "accepted": self.accepted_at,
-            "conditional_rate": self.conditional_rates,
-            "joint_rate": self.joint_rates,
-        }
-        index = pandas.RangeIndex(1, self.depth + 1, name="position")
-        return pandas.DataFrame(columns, index=index)
+        from specdec.show.statistics import frame_of_positions
+
+        return frame_of_positions(self)
 
     def to_frame_of_rows(self):
         """A pandas frame with one line per row of the batch (per prompt), in their order."""
-        pandas = need("pandas", "to_frame_of_rows()")
-        counts = {name: getattr(self, name) for name in _OF_ROWS}
-        frame = pandas.DataFrame(counts, index=pandas.RangeIndex(len(self.steps), name="row"))
-        steps = frame.steps.where(frame.steps > 0)  # 0 / 0 is no rate
-        frame["acceptance_length"] = 1 + frame.accepted / steps
-        frame["acceptance_rate"] = frame.accepted / frame.drafted.where(frame.drafted > 0)
-        frame["block_efficiency"] = frame.emitted / steps
-        return frame
+        from specdec.show.statistics import frame_of_rows
+
+        return frame_of_rows(self, _OF_ROWS)
 
     def __repr__(self) -> str:
-        totals = self.totals
-        return (
-            f"SpeculationStats(acceptance length {self.acceptance_length:.2f}, rate "
-            f"{self.acceptance_rate:.2f}, {totals.emitted} tokens in {totals.steps} steps of "
-            f"{len(self.steps)} rows, {draft_size(self.num_draft_tokens, self.depth)}"
-            + (f", {self.wall_s:.2f} s)" if self.wall_s is not None else ")")
-        )
+        from specdec.show.statistics import line_of
+
+        return line_of(self)
 
     def __str__(self) -> str:
-        time = ""
-        if self.tokens_per_s is not None:
-            time = f", {self.wall_s:.2f} s, {self.tokens_per_s:.1f} tokens/s"
-        counts = f"{self.totals.emitted} tokens, {self.totals.steps} steps{time}"
-        positions = [str(self._positions())] if self.num_draft_tokens else []
-        return "\n".join(["   ".join(self._figures()), counts, *positions])
+        from specdec.show.statistics import text_of
+
+        return text_of(self)
 
     def _repr_html_(self) -> str:
-        return f"<p>{', '.join(self._figures())}</p>{self._positions().html()}"
+        from specdec.show.statistics import html_of
 
-    def _figures(self) -> list[str]:
-        return [f"{name.replace('_', ' ')} {getattr(self, name):.2f}" for name in _RATES[:3]]
-
-    def _positions(self) -> Table:
-        columns = (self.reached_at, self.accepted_at, self.conditional_rates, self.joint_rates)
-        rows = [
-            [f"{i:>8}", str(reached), str(accepted), f"{conditional:.2f}", f"{joint:.2f}"]
-            for i, (reached, accepted, conditional, joint) in enumerate(
-                zip(*columns, strict=True), start=1
-            )
-        ]
-        return Table(["position", "reached", "accepted", "conditional", "joint"], rows)
+        return html_of(self)
 
 
 _OF_ROWS = Totals._fields
@@ -336,7 +312,7 @@ _RATES = (
     *("acceptance_length", "acceptance_rate", "block_efficiency"),
     *("joint_rates", "conditional_rates"),
 )
-_SHOWN_ROWS = 8
+_OUTPUTS = "scores", "logits", "logprobs", "raw_logprobs"
 _NOT_PLAIN = "tokenizer", "trace"
 
 
@@ -362,14 +338,8 @@ class GenerationResult(Generic[TraceOrNone]):
         steps: per row its steps (draft, accepted and new tokens), in every result, without
             `trace=True` too.
         origins: per row where each new token came from: `"accepted"`, `"recovered"` or `"bonus"`.
-        scores: with `output_scores`, for each column of new tokens the logits `[B, V]` that they
-            were sampled from (after processors, temperature and truncation), NaN where a row has
-            ended; else `None`.
-        logits: likewise, with `output_logits`, as the target returned them.
-        logprobs: with `output_logprobs`, `[B, M]` float32: log-probabilities of the new tokens in
-            the distribution that they were drawn from (the softmax of their `scores`), 0 after a
-            row's end, so that a row's sum is that of its text; else `None`.
-        raw_logprobs: likewise, in the model's own distribution (the softmax of their `logits`).
+        outputs: by name what the call keeps of every new token, numbers as a float32 `[B, M]`, 0
+            after a row's end, anything else as a tuple of `[B, ...]` for each column.
         tokenizer: of the target, where the call named it.
         prompts: ids of each row's prompt, without padding.
         sampling: what the tokens were drawn from (`specdec.request.Sampling`).
@@ -385,15 +355,38 @@ class GenerationResult(Generic[TraceOrNone]):
     trace: TraceOrNone = None  # type: ignore[assignment]
     steps: list[list[RowStep]] = field(default_factory=list)
     origins: list[list[str]] = field(default_factory=list)
-    # `Any`, so that type checkers believe a caller who reads what he has asked for.
-    scores: tuple[Tensor, ...] | Any = None
-    logits: tuple[Tensor, ...] | Any = None
-    logprobs: Tensor | Any = None
-    raw_logprobs: Tensor | Any = None
+    outputs: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: Any = None
     prompts: list[list[int]] = field(default_factory=list)
     sampling: Any = None
     row_inputs: Mapping[str, Tensor] = field(default_factory=dict)
+
+    # `Any`, so that type checkers believe a caller who reads what he has asked for.
+    @property
+    def scores(self) -> tuple[Tensor, ...] | Any:
+        """With `output_scores`, for each column of new tokens the logits `[B, V]` that they were
+        sampled from (after processors, temperature and truncation), NaN where a row has ended; else
+        `None`.
+        """
+        return self.outputs.get("scores")
+
+    @property
+    def logits(self) -> tuple[Tensor, ...] | Any:
+        """Likewise, with `output_logits`, as the target returned them."""
+        return self.outputs.get("logits")
+
+    @property
+    def logprobs(self) -> Tensor | Any:
+        """With `output_logprobs`, `[B, M]` float32: log-probabilities of the new tokens in the
+        distribution that they were drawn from (the softmax of their `scores`), 0 after a row's end,
+        so that a row's sum is that of its text; else `None`.
+        """
+        return self.outputs.get("logprobs")
+
+    @property
+    def raw_logprobs(self) -> Tensor | Any:
+        """Likewise, in the model's own distribution (the softmax of their `logits`)."""
+        return self.outputs.get("raw_logprobs")
 
     @property
     def new_tokens(self) -> Tensor:
@@ -413,6 +406,8 @@ class GenerationResult(Generic[TraceOrNone]):
             row: of the batch.
             tokenizer: decodes the tokens; by default the call's own. Without any, pieces are ids.
         """
+        from specdec.show.text import pieces
+
         tokens = self.new_tokens[row, : self.lengths[row]].tolist()
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
         return [(text, self.origins[row][first]) for text, first in pieces(tokenizer, tokens)]
@@ -434,53 +429,37 @@ class GenerationResult(Generic[TraceOrNone]):
         plain["steps"] = [[step.saved() for step in row] for row in self.steps]
         plain["sampling"] = None if self.sampling is None else asdict(self.sampling)
         plain["row_inputs"] = dict(self.row_inputs)
-        return plain
+        return {**dict.fromkeys(_OUTPUTS), **plain.pop("outputs"), **plain}
 
     if not TYPE_CHECKING:  # a type checker finds these faults itself
 
         def __getitem__(self, index):
-            raise TypeError(
-                f"GenerationResult is no tensor and no list, got [{shown(index)}]; result.sequences"
-                f"[{shown(index)}] holds ids, and result.texts[row] those of a row's new tokens"
-            )
+            from specdec.show.misuse import refuse_index
+
+            refuse_index(index)
 
         def __len__(self):
-            raise TypeError(
-                "GenerationResult has no length; len(result.lengths) counts rows, and "
-                "result.lengths holds the new tokens of each"
-            )
+            from specdec.show.misuse import refuse_length
+
+            refuse_length()
 
         def __bool__(self):
             return True
 
         def __getattr__(self, name):
-            advice = f"it has {', '.join(self.__dataclass_fields__)}"
-            if hasattr(Tensor, name):
-                advice = f"result.sequences.{name} is that of the ids"
-            raise AttributeError(f"GenerationResult has no {name!r}; {advice}", name=name, obj=self)
+            from specdec.show.misuse import refuse_name
+
+            refuse_name(self, name)
 
     def __repr__(self) -> str:
-        count = len(self.lengths)
-        lines = [f"GenerationResult of {count} row{'s' * (count != 1)}; {self.stats!r}"]
-        lines.append("tokens: accepted  [recovered]  <bonus>")
-        for row in range(min(count, _SHOWN_ROWS)):
-            gap = " " if self.tokenizer is None else ""  # ids: the space is no part of a token
-            texts = ((visible(text).removesuffix(gap), kind) for text, kind in self.pieces(row))
-            lines.append(f"{self._title(row)}: {gap.join(marked(*text) for text in texts)}")
-        return "\n".join(lines + ["..."] * (count > _SHOWN_ROWS))
+        from specdec.show.texts import text_of
+
+        return text_of(self)
 
     def _repr_html_(self) -> str:
-        key = " ".join(token_span(kind, kind) for kind in KINDS)
-        parts = [f"<div>tokens: {key}</div>"]
-        for row in range(min(len(self.lengths), _SHOWN_ROWS)):
-            spans = "".join(token_span(visible(text), kind) for text, kind in self.pieces(row))
-            style = "white-space:pre-wrap;line-height:1.7;margin:.5em 0"
-            parts.append(f'<p>{self._title(row)}</p><pre style="{style}">{spans}</pre>')
-        return "".join([*parts, self.stats._repr_html_()])
+        from specdec.show.texts import html_of
 
-    def _title(self, row: int) -> str:
-        seed = f", seed {self.seeds[row]}" if self.seeds else ""
-        return f"row {row} ({self.lengths[row]} tokens, {self.finish_reasons[row]}{seed})"
+        return html_of(self)
 
 
 def _check_steps(steps: Sequence[Sequence[RowStep]], num_draft_tokens: int) -> None:

@@ -31,7 +31,7 @@ from specdec.evaluation.prompts import Prompt, as_prompts, check_reader, read, r
 from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow, RunFile
 from specdec.generator import SpeculativeGenerator
 from specdec.request import GenerateOptions
-from specdec.request.prompts import left_padded
+from specdec.request.lists import left_padded
 
 T = TypeVar("T")
 _TURN_SEEDS = 2**32

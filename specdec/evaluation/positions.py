@@ -21,7 +21,7 @@ from specdec.arguments import check_integer, shown
 from specdec.drafters import Drafter
 from specdec.generator import SpeculativeGenerator
 from specdec.request import Sampling
-from specdec.request.prompts import left_padded
+from specdec.request.lists import left_padded
 from specdec.results import RowStep
 from specdec.samplers import LogitsFilter, Sampler
 from specdec.samplers.given import GivenText, emit

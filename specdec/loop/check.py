@@ -84,8 +84,8 @@ class EagerTwin:
 def _report(outcome: Outcome, state: StepState) -> dict[str, list[Any]]:
     """All that a step says of each row, and how far the row has come; waits for the device."""
     buffer, rows = state.buffer, outcome.fetch().read()
-    # Log-probabilities may be of other kernels' rounding; the tokens are not.
-    names = [f.name for f in fields(RowStep) if "logprobs" not in f.name]
+    # Outputs may be of other kernels' rounding; the tokens are not.
+    names = [f.name for f in fields(RowStep) if f.name != "outputs"]
     report = {name: [getattr(row, name) for row in rows] for name in names}
     own = {"position": buffer.root_position, "remaining": buffer.remaining}
     own["root"] = buffer.root

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from transformers import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from specdec.arguments import check_integer, shown
+from specdec.arguments import check_integer
 from specdec.graphs.tree import keep_rows, rows_to_keep
-from specdec.loop.outcome import Outcome, PendingOutcome, fault_text
+from specdec.loop.outcome import Outcome, PendingOutcome
 from specdec.loop.state import Parts
 from specdec.loop.step import Stepper
 from specdec.loop.storage import Storage
@@ -26,10 +23,6 @@ from specdec.show.text import draft_size
 
 if TYPE_CHECKING:
     from specdec.trace import Trace
-
-Scores = dict[str, Tensor]
-"""Logits `[B, K + 1, V]` of one step that the result is to hold: `"scores"` after processors,
-temperature and truncation, `"logits"` of the target."""
 
 
 class Generation:
@@ -159,19 +152,6 @@ class Generation:
             outcome = outcome.of_rows(len(self.rows))
         return outcome
 
-    def scores_of(self, outcome: Outcome) -> Scores:
-        """Copies of the logits of the last step that the call wants to keep."""
-        request, scores = self.request, {}
-        if request.output_scores:
-            own = keep_rows(
-                self.state.logits_filter, list(range(len(self.rows)))
-            )  # they come first
-            scores["scores"] = own.scores(outcome.logits)
-        if request.output_logits:
-            raw = outcome.logits if outcome.raw_logits is None else outcome.raw_logits
-            scores["logits"] = raw.float().clone()
-        return scores
-
     def synchronize(self) -> None:
         """Waits for the device and reads the rows' lengths, so that the next steps attend over no
         more slots than they need. Worth it now and then for those who step by hand.
@@ -215,28 +195,36 @@ class StepRecord:
 
 
 class OutputCollector:
-    """Collects the tokens of every row of a generation, evaluates HF's stopping criteria on the
-    host, hands each token once and in order to a streamer, and builds the result. No step waits
-    for it.
+    """Collects the tokens of every row of a generation and builds the result. No step waits for it.
+
+    Attributes:
+        generation, request: of the call.
+        new_tokens: of each row.
+        finish_reasons: of each row, as in the result; `None` while it goes on.
+        steps: of each row.
     """
 
     def __init__(self, generation: Generation, streamer: BaseStreamer | None = None):
-        self._generation, self._streamer = generation, streamer
-        self._request = generation.request
-        self._room = self._request.max_new_tokens
-        self._lengths = list(self._request.lengths)
+        self.generation, self.request = generation, generation.request
+        self._room = self.request.max_new_tokens
+        self._lengths = list(self.request.lengths)
         rows = len(self._lengths)
         self.new_tokens: list[list[int]] = [[] for _ in range(rows)]
         self.finish_reasons: list[str | None] = [None if self._room > 0 else "length"] * rows
         self.steps: list[list[RowStep]] = [[] for _ in range(rows)]
-        self._scores: dict[tuple[str, int], list[Tensor]] = {}
+        self._outputs: Any = None
+        if self.request.outputs:
+            from specdec.loop.outputs import OutputTables
+
+            self._outputs = OutputTables(self.request.outputs, rows)
         self._faults: dict[int, str] = {}  # of rows that have one after their new tokens
-        # Rows that criteria see together, and the ids `[R, T]` that they have seen of them.
-        size = 1 if self._request.is_alone else rows
-        self._groups = [range(first, first + size) for first in range(0, rows, size)]
-        self._shown: dict[range, Tensor] = {}
         self._num_collected = 0
-        self._num_streamed = 0
+        self._ends: Any = None
+        self._stream: Any = None
+        if streamer is not None:
+            from specdec.loop.columns import Stream
+
+            self._stream = Stream(self, streamer)
 
     @property
     def is_done(self) -> bool:
@@ -256,16 +244,16 @@ class OutputCollector:
         """Length of the longest row on the device, as far as outcomes have been read; rows that a
         stopping criterion cut count in full there, and rows that were dropped do not count.
         """
-        return max(self._lengths[row] for row in self._generation.rows)
+        return max(self._lengths[row] for row in self.generation.rows)
 
-    def add(self, outcome: PendingOutcome, scores: Scores | None = None) -> StepRecord:
-        """Takes over one step, and its logits where the call keeps them.
+    def add(self, outcome: PendingOutcome) -> StepRecord:
+        """Takes over one step.
 
         Raises:
             ValueError: a step found something wrong with its inputs, and no stopping criterion ends
                 the row before it.
         """
-        numbers = self._generation.rows
+        numbers = self.generation.rows
         records: list[RowStep | None] = [None] * len(self.new_tokens)
         steps = dict(zip(numbers, outcome.read(), strict=True))
         for number, step in sorted(steps.items()):
@@ -277,8 +265,14 @@ class OutputCollector:
             tokens = step.new_tokens
             self.new_tokens[number] += tokens
             if step.faults:
-                self._faults[number] = self._describe(number, step, outcome)
-            elif tokens and tokens[-1] in self._request.eos:
+                from specdec.loop.faults import text_of_step
+
+                after = len(self.new_tokens[number]), self._num_collected
+                own = numbers.index(number), step
+                self._faults[number] = text_of_step(
+                    self.generation.parts, number, outcome, own, after
+                )
+            elif tokens and tokens[-1] in self.request.eos:
                 self.finish_reasons[number] = "eos"
             elif len(self.new_tokens[number]) >= self._room:
                 self.finish_reasons[number] = "length"
@@ -286,144 +280,47 @@ class OutputCollector:
                 continue
             records[number] = step
             self.steps[number].append(step)
-            for name, table in (scores or {}).items():  # of these tokens, and no others
-                places = [0, *(node + 1 for node in step.path)][: len(tokens)]
-                own = table[numbers.index(number), places]
-                self._scores.setdefault((name, number), []).append(own)
-        for rows in self._groups:
-            if self._request.criteria:
-                self._ask_criteria(rows)
-            for row in self._faults.keys() & rows:  # unless a criterion has ended it before
-                is_next = len(self.new_tokens[row]) == self._num_ready(rows)
-                if is_next and self.finish_reasons[row] is None:
-                    raise ValueError(self._faults[row])
+            if self._outputs is not None:
+                own = numbers.index(number), len(tokens)
+                self._outputs.add(number, *own, outcome.outputs)
+        if self.request.criteria or self._faults:
+            self._end_rows()
         self._num_collected += 1
-        self._stream()
+        if self._stream is not None:
+            self._stream.hand_over()
         return StepRecord(self._num_collected - 1, records)
+
+    def _end_rows(self) -> None:
+        if self._ends is None:
+            from specdec.loop.criteria import Ends
+
+            self._ends = Ends(self)
+        self._ends.find(self._faults)
 
     def result(
         self, trace: Trace | None = None, *, wall_s: float | None = None
     ) -> GenerationResult:
         """The finished generation, with its trace where there is one, and the seconds it took."""
         lengths = [len(new) for new in self.new_tokens]
-        pad, prompts = self._request.pad, self._request.padded
+        pad, prompts = self.request.pad, self.request.padded
         padded = [new + [pad] * (max(lengths) - len(new)) for new in self.new_tokens]
         new_tokens = torch.tensor(padded, dtype=torch.long, device=prompts.device)
-        k, depth = self._generation.max_draft_tokens, self._generation.state.signature.tree_depth
+        k, depth = self.generation.max_draft_tokens, self.generation.state.signature.tree_depth
+        outputs = {}
+        if self._outputs is not None:
+            outputs = self._outputs.joined(self.steps, prompts.device)
         return GenerationResult(
             sequences=torch.cat([prompts.long(), new_tokens], dim=1),
             lengths=lengths,
             finish_reasons=list(self.finish_reasons),
-            seeds=self._request.seeds,
+            seeds=self.request.seeds,
             stats=SpeculationStats(self.steps, k, depth=depth and min(depth, k), wall_s=wall_s),
             trace=trace,
             steps=self.steps,
             origins=[[kind for step in row for kind in step.kinds] for row in self.steps],
-            scores=self._columns("scores"),
-            logits=self._columns("logits"),
-            logprobs=self._per_token("logprobs"),
-            raw_logprobs=self._per_token("raw_logprobs"),
-            tokenizer=self._request.tokenizer,
-            prompts=self._request.prompts,
-            sampling=self._request.sampling,
-            row_inputs=self._request.row_inputs,
+            outputs=outputs,
+            tokenizer=self.request.tokenizer,
+            prompts=self.request.prompts,
+            sampling=self.request.sampling,
+            row_inputs=self.request.row_inputs,
         )
-
-    def _columns(self, name: str) -> tuple[Tensor, ...] | None:
-        """`[B, V]` for each new column, NaN after a row's end; `None` where nothing was kept."""
-        kept = [self._scores.get((name, row)) for row in range(len(self.new_tokens))]
-        if not all(kept):
-            return None
-        counts = map(len, self.new_tokens)
-        rows = [torch.cat(blocks)[:n] for blocks, n in zip(kept, counts, strict=True)]  # [n, V]
-        return pad_sequence(rows, batch_first=True, padding_value=torch.nan).unbind(dim=1)
-
-    def _per_token(self, name: str) -> Tensor | None:
-        """`[B, M]` float32 of the steps' new tokens, 0 after a row's end; `None` where nobody asked
-        for them.
-        """
-        if not self._request.output_logprobs:
-            return None
-        rows = [[value for step in row for value in getattr(step, name)] for row in self.steps]
-        columns = [torch.tensor(row, dtype=torch.float32, device="cpu") for row in rows]
-        return pad_sequence(columns, batch_first=True).to(self._request.padded.device)
-
-    def _describe(self, number: int, step: RowStep, outcome: PendingOutcome) -> str:
-        """What is wrong with a step of a row, whose sound tokens have been collected."""
-        parts, index = self._generation.parts, self._generation.rows.index(number)
-        drafted, emitted = (outcome.columns[n][index].tolist() for n in ("drafted", "emitted"))
-        return (
-            f"in row {number} after {len(self.new_tokens[number])} new tokens (step "
-            f"{self._num_collected}) {fault_text(step.faults, parts.drafter, parts.sampler)}"
-            f" (drafted {drafted}, {step.num_accepted} accepted, emitted {emitted})"
-        )
-
-    def _ask_criteria(self, rows: range) -> None:
-        """Shows criteria every column that all rows of a group have reached, each column once,
-        since criteria may keep state, and cuts rows where they are met.
-        """
-        prompts, device = self._request.shown_prompts, self._request.padded.device
-        ids = self._shown.get(rows)
-        if ids is None:
-            ids = torch.tensor([prompts[row] for row in rows], dtype=torch.long, device=device)
-        while (column := ids.shape[1] - len(prompts[rows[0]])) < self._num_ready(rows):
-            new = torch.tensor(self._column(rows, column), device=device)
-            self._shown[rows] = ids = torch.cat([ids, new[:, None]], dim=1)
-            answers = _are_met(self._request.criteria, ids)
-            for row, is_met in zip(rows, answers, strict=True):
-                if is_met and column < len(self.new_tokens[row]):
-                    self._cut(row, column + 1)
-
-    def _cut(self, row: int, count: int) -> None:
-        """Ends a row after so many new tokens."""
-        surplus, steps = len(self.new_tokens[row]) - count, self.steps[row]
-        if surplus or self.finish_reasons[row] != "eos":
-            self.finish_reasons[row] = "stop"
-        del self.new_tokens[row][count:]
-        while surplus > 0:
-            surplus -= len(steps[-1].new_tokens)
-            steps[-1].cut(max(-surplus, 0))
-            if surplus >= 0:
-                steps.pop()
-        self._generation.end_rows([row])
-
-    def _num_ready(self, rows: Iterable[int]) -> int:
-        """Columns that each of the rows has reached; one that has ended reaches all."""
-        going = [len(self.new_tokens[row]) for row in rows if self.finish_reasons[row] is None]
-        return min(going, default=max(len(self.new_tokens[row]) for row in rows))
-
-    def _column(self, rows: Iterable[int], column: int) -> list[int]:
-        """The new token of each of the rows in a column, padding after a row's end."""
-        pad, texts = self._request.pad, [self.new_tokens[row] for row in rows]
-        return [new[column] if column < len(new) else pad for new in texts]
-
-    def _stream(self) -> None:
-        """Hands over the columns that every row has reached, as plain decoding would: `[B]` tokens
-        at a time.
-        """
-        if self._streamer is None:
-            return
-        rows = range(len(self.new_tokens))
-        ready = self._num_ready(rows)
-        for column in range(self._num_streamed, ready):
-            self._streamer.put(torch.tensor(self._column(rows, column), device="cpu"))
-        self._num_streamed = ready
-
-
-def _are_met(criteria: Iterable[StoppingCriteria], ids: Tensor) -> list[bool]:
-    """Which of the rows of ids `[R, T]` end there; all criteria are called, as in HF."""
-    is_met = torch.zeros(len(ids), dtype=torch.bool, device="cpu")
-    for criterion in criteria:
-        answer = criterion(ids, None)
-        if isinstance(answer, bool | np.bool_):
-            answer = torch.tensor(bool(answer), device="cpu")
-        is_flag = isinstance(answer, Tensor) and answer.dtype == torch.bool
-        if not (is_flag and (answer.numel() == 1 or answer.shape == is_met.shape)):
-            name = getattr(criterion, "__name__", type(criterion).__name__)
-            raise TypeError(
-                f"the stopping criterion {name} returned {shown(answer)} for ids "
-                f"{list(ids.shape)}; expected a bool tensor of shape {list(is_met.shape)}, or True "
-                "or False"
-            )
-        is_met |= answer.cpu().reshape(-1)
-    return is_met.tolist()

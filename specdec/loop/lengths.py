@@ -13,10 +13,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from transformers import StoppingCriteriaList
 
 from specdec.arguments import check_integer
 from specdec.loop.host import Generation, OutputCollector
@@ -24,7 +27,9 @@ from specdec.loop.replay import NUM_EAGER
 from specdec.loop.state import Signature, bucket_of_rows
 from specdec.loop.storage import STORAGE_MULTIPLE
 from specdec.processes import agreed
+from specdec.request.call import Request
 from specdec.results import RowStep
+from specdec.samplers import Sampler, draw_by_race
 
 MsByLength = Mapping[int, Sequence[float]]
 """Milliseconds of a step by draft length, one of each measured round."""
@@ -224,6 +229,19 @@ def lengths_to_measure(num_draft_tokens: int) -> list[int]:
     return sorted({*(k for k in steps if k < num_draft_tokens), num_draft_tokens})
 
 
+def check_seeds(seeds: list[int] | None, sampler: Sampler) -> None:
+    """Raises `ValueError` for rows whose random numbers are each other's, in a call whose draft
+    lengths are chosen.
+    """
+    seeds, is_coupled = seeds or [], sampler.draw_draft is draw_by_race
+    if len(set(seeds)) < len(seeds) and not is_coupled:
+        raise ValueError(
+            "rows that share a seed share their random numbers, so what one row accepts tells "
+            "which draws another one has yet to use, and draft lengths must not depend on "
+            "those; pass one seed per row, or num_draft_tokens="
+        )
+
+
 class MeasuredLengths:
     """Chooses the draft lengths of a generator's calls by what their steps cost, which the first
     call of a kind and size measures. Any thread may use it.
@@ -259,6 +277,20 @@ class MeasuredLengths:
         for size in sizes:
             auto.add(rows, size, {k: times[size, k] for k in lengths})
         return auto
+
+    def chooser_of(
+        self,
+        request: Request,
+        signature: Signature,
+        begin: Callable[[Request], Generation],
+    ) -> AutoLength:
+        """What chooses for a call, of this signature. Processors and criteria, host code of users,
+        have no part in the costs.
+        """
+        plain = replace(request, criteria=StoppingCriteriaList(), processors=())
+        longest = max(request.lengths)
+        tokens = longest, longest + request.max_new_tokens
+        return self.chooser(signature, tokens, partial(begin, plain))
 
     def describe(self) -> Iterator[str]:
         """A line for each kind and size."""

@@ -14,7 +14,7 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntFlag
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.arguments import name_of
 from specdec.graphs.tree import map_tensors
 from specdec.results import RowStep
 from specdec.types import Draft, Verdict
@@ -46,56 +45,6 @@ class Fault(IntFlag):
     ACCEPTED_TOKEN = 128
     NUM_DRAFTED = 256
     PARENT = 512
-
-
-_TEXTS = {
-    Fault.TARGET_LOGITS: (
-        "the target's logits hold NaN or infinity, or nothing but -inf; check the model's weights, "
-        "its dtype (float16 overflows) and logits processors that forbid every token"
-    ),
-    Fault.DRAFT_PROBS: (
-        "{drafter}: draft probabilities are negative or do not sum to 1; Draft.probs must hold "
-        "probabilities over the target's vocabulary, not logits"
-    ),
-    Fault.DRAFT_TOKEN: (
-        "{drafter}: a draft token has probability 0 in Draft.probs; it must hold the distribution "
-        "that the token was actually drawn from, or be None for a deterministic proposal"
-    ),
-    Fault.DRAFT_ID: (
-        "{drafter}: a draft token lies outside the target's vocabulary; mark tokens that are to be "
-        "ignored with Draft.num_valid"
-    ),
-    Fault.NUM_VALID: "{drafter}: Draft.num_valid is outside 0..K",
-    Fault.PARENT: (
-        "{drafter}: Draft.parents of node i is outside -1..i - 1; -1 is the root, and a parent "
-        "comes before its children"
-    ),
-    Fault.NUM_ACCEPTED: (
-        "{sampler}: the sampler accepted fewer than 0 tokens or more than were drafted; check "
-        "Verdict.num_accepted"
-    ),
-    Fault.NUM_DRAFTED: (
-        "{sampler}: Verdict.num_drafted is less than were accepted or more than were drafted; pass "
-        "draft.num_valid, or None where every row has K draft tokens"
-    ),
-    Fault.EMITTED_ID: (
-        "{sampler}: the sampler emitted a token outside the target's vocabulary; check "
-        "Verdict.tokens"
-    ),
-    Fault.ACCEPTED_TOKEN: (
-        "{sampler}: the sampler accepted tokens that are not the draft's; Verdict.tokens must "
-        "begin with the first num_accepted of draft.tokens, or those of a path from the root"
-    ),
-}
-"""In the order in which one of several is named."""
-
-
-def fault_text(faults: int, drafter: object, sampler: object) -> str:
-    """The first of a row's faults, a sum of `Fault` values, in words that name the part whose it
-    is.
-    """
-    text = next(text for fault, text in _TEXTS.items() if fault & faults)
-    return text.format(drafter=name_of(drafter), sampler=name_of(sampler))
 
 
 def find_faults(told: Mapping[str, np.ndarray], vocab_size: int) -> np.ndarray:
@@ -157,21 +106,6 @@ def _faults_of_probs(checked: np.ndarray, is_judged: np.ndarray) -> dict[Fault, 
     }
 
 
-def check_decisions(sampler: object, verdict: Verdict, draft: Draft, logits: Tensor) -> None:
-    """Raises `ValueError` for the first row of a verdict that breaks its contract; waits for the
-    device. Draft probabilities and logits are not looked at.
-    """
-    vocab_size, none = logits.shape[-1], torch.zeros_like(verdict.num_accepted)
-    told = Outcome(draft, verdict, logits, none, none > 0, vocab_size).fetch().columns
-    faults = find_faults(told, vocab_size)
-    for row in faults.nonzero()[0][:1].tolist():
-        drafted, emitted = (told[name][row].tolist() for name in ("drafted", "emitted"))
-        raise ValueError(
-            f"in row {row} {fault_text(int(faults[row]), None, sampler)} (drafted {drafted}, "
-            f"{told['num_accepted'][row]} accepted, emitted {emitted})"
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """What one step did, still on the device.
@@ -186,11 +120,10 @@ class Outcome:
         is_eos: `[B]` bool: the row ended with an end-of-sequence token in this step.
         vocab_size: V.
         checked: of `step.numbers_to_check`; `None` where nobody looks at them.
-        logprobs: `[B, 2, D + 1]` float32 of the emitted tokens, where the call asked for them: as
-            they were drawn, and by the softmax of the target's logits before processors.
+        outputs: `[B, D + 1]` or `[B, D + 1, ...]` of the emitted tokens, by name, what the call
+            keeps of them.
         num_sound: `[B]` of the kept tokens, those before one that no distribution stands for
             (`until_empty`); `None` for all of them.
-        raw_logits: `[B, K + 1, V]` of the target, where processors made `logits` of them.
     """
 
     draft: Draft
@@ -200,9 +133,8 @@ class Outcome:
     is_eos: Tensor
     vocab_size: int
     checked: Tensor | None = None
-    logprobs: Tensor | None = None
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
     num_sound: Tensor | None = None
-    raw_logits: Tensor | None = None
 
     def until_empty(self, is_empty: Tensor) -> Outcome:
         """The outcome whose sound tokens are those up to the first one that comes from a row of the
@@ -242,8 +174,11 @@ class Outcome:
         columns = {name: c[:, None] if c.dim() == 1 else c for name, c in columns.items()}
         widths = {name: column.shape[1] for name, column in columns.items()}
         table = Transfer(torch.cat([*columns.values()], dim=1))
-        logprobs = None if self.logprobs is None else Transfer(self.logprobs)
-        return PendingOutcome(table, widths, self.vocab_size, logprobs)
+        outputs = {
+            name: Transfer(value) if value.dim() == 2 else value.clone()
+            for name, value in self.outputs.items()
+        }
+        return PendingOutcome(table, widths, self.vocab_size, outputs)
 
 
 class Transfer:
@@ -270,12 +205,14 @@ class Transfer:
 
 @dataclass(frozen=True, eq=False)
 class PendingOutcome:
-    """An outcome on its way to the host: one table, whose columns have names and widths."""
+    """An outcome on its way to the host: one table, whose columns have names and widths; and its
+    outputs, of which vectors stay where they are.
+    """
 
     table: Transfer
     widths: dict[str, int]
     vocab_size: int
-    logprobs: Transfer | None = None
+    outputs: Mapping[str, Transfer | Tensor] = field(default_factory=dict)
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
@@ -301,10 +238,13 @@ class PendingOutcome:
         told["faults"] = faults | int(Fault.TARGET_LOGITS) * is_empty
         told.pop("checked", None)
         rows = {name: column.tolist() for name, column in told.items()}
-        if self.logprobs is not None:
-            rows["logprobs"] = self.logprobs.wait().tolist()
         columns = zip(*rows.values(), strict=True)
-        return [_row_step(dict(zip(rows, row, strict=True))) for row in columns]
+        steps = [_row_step(dict(zip(rows, row, strict=True))) for row in columns]
+        for name, numbers in self.outputs.items():
+            if isinstance(numbers, Transfer):
+                for step, own in zip(steps, numbers.wait().tolist(), strict=True):
+                    step.outputs[name] = own[: len(step.new_tokens)]
+        return steps
 
 
 _TABLES = "emitted", "drafted", "path", "parents", "checked"
@@ -320,7 +260,4 @@ def _row_step(row: dict[str, Any]) -> RowStep:
     if "path" in row:
         path = [index - 1 for index in row["path"][1 : accepted + 1]]
         others |= {"parents": row["parents"][:valid], "path": path}
-    if "logprobs" in row:
-        own = (values[:new] for values in row["logprobs"])
-        others |= zip(("logprobs", "raw_logprobs"), own, strict=True)
     return RowStep(row["drafted"][:valid], accepted, row["emitted"][:new], **others)

@@ -39,16 +39,16 @@ def step_with_processors(
         request: the call.
         parts, state, num_draft_tokens, mark: as `step`.
     """
-    is_empty = raw_logits = None
+    is_empty = None
 
     def process(draft: Draft, logits: Tensor) -> Tensor:
-        nonlocal is_empty, raw_logits
-        raw_logits, logits = logits, process_step(request, state.buffer, draft, logits)
+        nonlocal is_empty
+        logits = process_step(request, state.buffer, draft, logits)
         is_empty = (logits == -torch.inf).all(dim=-1)  # [B, K + 1]
         return logits.masked_fill(is_empty[..., None], 0.0)
 
     outcome = step(parts, state, num_draft_tokens, mark=mark, edit_logits=process)
-    return replace(outcome.until_empty(is_empty), raw_logits=raw_logits)
+    return outcome.until_empty(is_empty)
 
 
 def process_step(request: Request, buffer: TokenBuffer, draft: Draft, logits: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class Signature(NamedTuple):
         wants_probs: drafters return probabilities.
         is_captured: steps are to be captured, and so attend over all slots.
         row_inputs: name, shape of a row and data type of each.
-        wants_logprobs: steps compute the log-probabilities of what they emit.
+        outputs: names of what steps compute of each token that they emit.
         wants_raw: drafters return `Draft.raw_probs`, for a trace.
         extra_slots: of the drafter.
     """
@@ -71,7 +71,7 @@ class Signature(NamedTuple):
     wants_probs: bool
     is_captured: bool
     row_inputs: tuple = ()
-    wants_logprobs: bool = False
+    outputs: tuple[str, ...] = ()
     wants_raw: bool = False
     extra_slots: int = 0
 

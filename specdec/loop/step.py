@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import name_of, shown
-from specdec.kernels.verify.reference import take_rows
 from specdec.loop.outcome import Outcome
 from specdec.loop.state import Parts, StepState
 from specdec.samplers.base import Sampler
-from specdec.samplers.logits_filter import logprobs_of
 from specdec.samplers.noise import StepNoise
 from specdec.targets.text import refuse_unread_target
 from specdec.types import PAD_TOKEN, Draft, TargetOutput, Verdict, Verified
@@ -162,16 +160,18 @@ def accept(
         parts.sampler, parts.sampler(draft, logits, state.logits_filter, noise), draft
     )
     is_eos = commit(state, draft, verdict, output.features)
-    logprobs = None
-    if state.signature.wants_logprobs:
-        logprobs = _logprobs(state, draft, verdict, output.logits, logits)
+    outputs = {}
+    if state.signature.outputs:
+        from specdec.loop.outputs import outputs_of
+
+        outputs = outputs_of(state, draft, verdict, output, logits)
     num_new, vocab_size = state.buffer.num_new, state.vocab_size
     if parts.drafter.reads_outcome:
         found, root = in_range(verdict, draft, vocab_size), state.buffer.recent[:, 0]
         verified = Verified(draft, output, found, num_new, root)
         parts.drafter.learn(verified, state.drafter_state)
     checked = numbers_to_check(draft, logits)
-    return Outcome(draft, verdict, logits, num_new, is_eos, vocab_size, checked, logprobs)
+    return Outcome(draft, verdict, logits, num_new, is_eos, vocab_size, checked, outputs)
 
 
 def numbers_to_check(draft: Draft, logits: Tensor) -> Tensor:
@@ -189,20 +189,6 @@ def numbers_to_check(draft: Draft, logits: Tensor) -> Tensor:
     if draft.probs is not None:
         found += draft.probs.sum(dim=-1), draft.probs.amin(dim=-1), draft.token_probs
     return torch.cat(found, dim=1).double()
-
-
-def _logprobs(
-    state: StepState, draft: Draft, verdict: Verdict, raw: Tensor, logits: Tensor
-) -> Tensor:
-    """See `Outcome.logprobs`. The j-th emitted token follows row j of the window, of a tree row
-    `path[:, j]`; numbers of columns that hold no token are without meaning.
-    """
-    tokens = verdict.tokens.clamp(0, state.vocab_size - 1)
-    if not draft.is_chain:
-        rows = verdict.path.clamp(0, raw.shape[1] - 1)
-        raw, logits = take_rows(raw, rows), take_rows(logits, rows)
-    both = state.logits_filter.scores(logits), raw
-    return torch.stack([logprobs_of(tokens, scores) for scores in both], dim=1)
 
 
 def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | None) -> Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -79,7 +79,7 @@ class Storage:
             return
         sizes = self.chunk_sizes(request, chunk_size)
         fixed = () if self.replay is None else self.replay.captured_chunks
-        prefill(self.state, sizes, self._run_chunk, fixed=fixed)
+        prefill(self.state, sizes, self.run_chunk, fixed=fixed)
 
     def chunk_sizes(self, request: Request, chunk_size: int) -> list[int]:
         """Sizes of the chunks that the prompts of a call are read in."""
@@ -88,27 +88,8 @@ class Storage:
         length, own = max(request.lengths) - 1, self.replay
         return chunks(length, chunk_size) if own is None else own.chunks(length, chunk_size)
 
-    def warm_up(self, lengths: Iterable[int], num_read: int, chunk_size: int) -> None:
-        """Runs steps of these draft lengths, and prompt chunks of all sizes that up to `num_read`
-        tokens are read in, until nothing of them is left to compile or to capture.
-
-        The call that is loaded has prompts of one token, and all of its rows have ended: nothing is
-        read and nothing committed.
-        """
-        count, num_slots = 1, self.num_slots
-        sizes = sorted({1, min(num_read, chunk_size)} if num_read else ())  # any size may come
-        if self.replay is not None:
-            count, sizes = self.replay.num_runs, self.replay.chunk_sizes(num_read, chunk_size)
-        for size in sizes:
-            for in_use in {min(size + 1, num_slots), num_slots}:  # first, and later
-                with self.state.narrowed(in_use):
-                    for _ in range(count):
-                        self._run_chunk(size)
-        for length in lengths:
-            for _ in range(count):
-                self.stepper(self.state, length)
-
-    def _run_chunk(self, size: int) -> None:
+    def run_chunk(self, size: int) -> None:
+        """Reads a chunk of so many tokens of the prompts that were loaded."""
         if self.replay is not None:
             return self.replay.run_chunk(size)
         prefill_chunk(self.parts, self.state, size)
@@ -195,9 +176,7 @@ class StoragePool:
         """
         self._last_reason, captures = why_eager, why_eager is None
         signature = signature_of(parts, request, captures)
-        of_any_options = signature._replace(
-            logits_filter=(), wants_probs=False, wants_logprobs=False
-        )
+        of_any_options = signature._replace(logits_filter=(), wants_probs=False, outputs=())
         serves = parts, of_any_options, _frozen_values(parts, captures)
         length = max(request.lengths) + request.max_new_tokens
         num_slots = length + signature.num_behind
@@ -302,7 +281,7 @@ def signature_of(parts: Parts, request: Request, captures: bool) -> Signature:
         wants_probs=request.draft_probs and parts.sampler.uses_draft_probs,
         is_captured=captures,
         row_inputs=tuple((n, x.shape[1:], x.dtype) for n, x in request.step_inputs.items()),
-        wants_logprobs=request.output_logprobs,
+        outputs=request.outputs,
     )
 
 

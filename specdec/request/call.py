@@ -6,14 +6,12 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import (
     GenerationConfig,
-    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
@@ -22,11 +20,8 @@ from transformers import (
 from specdec.arguments import check_integer, name_of, plain_numbers
 from specdec.hf.forward import is_prefix_lm
 from specdec.hf.positions import cause_of_limit
-from specdec.hf.prompts import prompt_inputs
 from specdec.processes import agreed
-from specdec.request.given import Given, GivenRows, by_rows, native
-from specdec.request.grammar import GrammarProcessor
-from specdec.request.keywords import OURS, GenerateOptions
+from specdec.request.keywords import OURS, OUTPUTS, GenerateOptions
 from specdec.request.options import (
     checked_options,
     ends_among,
@@ -34,13 +29,15 @@ from specdec.request.options import (
     sampling_of,
     split_warpers,
 )
-from specdec.request.processors import refuse_stateful
-from specdec.request.prompts import check_ids, offsets_among, read_batch, read_row_inputs
+from specdec.request.prompts import check_ids, read_batch
 from specdec.request.sampling import Sampling
 from specdec.samplers.logits_filter import LogitsFilter
 from specdec.targets import Target
 from specdec.targets.prompt_inputs import PromptInputs
 from specdec.targets.reading import refuse_text
+
+if TYPE_CHECKING:
+    from specdec.request.given import Given, GivenRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +61,7 @@ class Request:
             through HF's hook.
         draft_probs: whether the sampler gets the probabilities of draft tokens.
         num_draft_tokens: of each step; `None` for the drafter's own K.
-        output_scores, output_logits, output_logprobs: what is kept of every new token.
+        outputs: names of what is kept of every new token.
         tokenizer: of the target.
         row_inputs: `[B, ...]` by name, on the host, what steps read of each row.
         prompt_inputs: what the target reads of the prompts where they are more than ids.
@@ -87,9 +84,7 @@ class Request:
     is_alone: bool = True
     draft_probs: bool = True
     num_draft_tokens: int | None = None
-    output_scores: bool = False
-    output_logits: bool = False
-    output_logprobs: bool = False
+    outputs: tuple[str, ...] = ()
     tokenizer: PreTrainedTokenizerBase | None = None
     row_inputs: Mapping[str, Tensor] = field(default_factory=dict)
     prompt_inputs: PromptInputs | None = None
@@ -124,24 +119,9 @@ class Request:
         missing = rows - len(self.lengths)
         if missing == 0:
             return self
-        logits_filter = {
-            name: [*value, *value[-1:] * missing] if isinstance(value, list) else value
-            for name, value in self.logits_filter.items()
-        }
-        own = {
-            name: torch.cat([value, value[-1:].expand(missing, *value.shape[1:])])
-            for name, value in self.row_inputs.items()
-        }
-        return replace(
-            self,
-            padded=pad(self.padded, (0, 0, 0, missing)),
-            tokens=pad(self.tokens, (0, 0, 0, missing)),
-            lengths=[*self.lengths, *[1] * missing],
-            logits_filter=logits_filter,
-            seeds=None if self.seeds is None else [*self.seeds, *[0] * missing],
-            row_inputs=own,
-            prompt_inputs=self.prompt_inputs and self.prompt_inputs.filled_to(rows),
-        )
+        from specdec.request.filling import filled
+
+        return filled(self, missing)
 
 
 def read_request(
@@ -152,22 +132,25 @@ def read_request(
     """
     if target.fault_of_generate:
         target.refuse_own_generate()
-    input_ids, attention_mask, options = _unpack(target, input_ids, attention_mask, options)
+    options = dict(options)
+    if isinstance(input_ids, Mapping):
+        from specdec.request.given import unpacked
+
+        input_ids, attention_mask, options = unpacked(target, input_ids, attention_mask, options)
     has_more = not options.keys() <= GenerateOptions.__annotations__.keys()
-    beside = native(target, options) if has_more else None
+    beside = None
+    if has_more:
+        from specdec.request.given import native
+
+        beside = native(target, options)
     if beside is None or not beside.is_embedded(input_ids):
         check_ids(input_ids)
     given = checked_options(target, options)
     own = {name: given.pop(name) for name in OURS & given.keys()}
-    rows = None
     if isinstance(own.get("row_inputs"), Mapping) and "prompt" in own["row_inputs"]:
-        own["row_inputs"], rows = by_rows(own["row_inputs"])
-    if rows is not None and beside is not None:
-        raise TypeError(
-            f"row_inputs['prompt'] says what prompts are, and so do {', '.join(beside.values)}; "
-            "leave one of them out"
-        )
-    beside = beside or rows
+        from specdec.request.given import with_rows
+
+        own["row_inputs"], beside = with_rows(own["row_inputs"], beside)
     ids = input_ids if beside is None else beside.ids(target, input_ids)
     *asked, of_rows, alone = resolve(target, ids, given)
     passed = [name_of(processor) for processor in given.get("logits_processor", ())]
@@ -219,7 +202,7 @@ def request_of(
         seed: as in `generate`.
         row_inputs: as in `generate`.
         beside: what the prompts are beside ids.
-        own: fields of `Request`.
+        own: fields of `Request`, and options of `OUTPUTS`.
 
     Raises:
         TypeError, ValueError: a prompt or an option that cannot be right, or what specdec does not
@@ -240,7 +223,11 @@ def request_of(
     rows, room = len(lengths), max_length - padded.shape[1]
     if "alora_offsets" in target.adapter_inputs:
         row_inputs = target.activation(tokens, lengths, row_inputs)
-    inputs = _row_inputs(target, row_inputs, rows, added)
+    inputs = {}
+    if row_inputs is not None:
+        from specdec.request.row_inputs import row_inputs_of
+
+        inputs = row_inputs_of(target, row_inputs, rows, added)
     _check_room(target, lengths, room, inputs)
     history, logits_filter = split_warpers(processors, config)
     logits_filter = {
@@ -258,23 +245,35 @@ def request_of(
         pad=padding_id if padding_id is not None else next(iter(eos), 0),
         criteria=others,
         is_alone=alone is not None,
-        output_scores=bool(config.return_dict_in_generate and config.output_scores),
-        output_logits=bool(config.return_dict_in_generate and config.output_logits),
+        outputs=_outputs(config, own),
         tokenizer=tokenizer,
         row_inputs=inputs,
         **own,
     )
     if beside is not None:
-        request = _as_passed(request, beside, input_ids)
-    request = replace(request, processors=_start_processors(request, history, alone))
+        from specdec.request.given import as_passed, read_beside
+
+        request = replace(request, **as_passed(request, beside, input_ids))
+    if history:
+        from specdec.request.processors import started
+
+        request = replace(request, processors=started(request, history, alone))
     if beside is None:
         return request
     parts = input_ids, attention_mask, lengths[::added], padded.shape[1]
-    read = partial(_read_beside, beside=beside, parts=parts, copies=added)
+    read = partial(read_beside, beside=beside, parts=parts, copies=added)
     prompts = read(target)
     _check_room(target, lengths, room, prompts.row_inputs)
     is_open = alone is not None and not request.is_embedded
     return replace(request, prompt_inputs=prompts, read_prompts=read if is_open else None)
+
+
+def _outputs(config: GenerationConfig, own: dict[str, Any]) -> tuple[str, ...]:
+    """Names of the outputs that a call asks for; takes specdec's own options of them out."""
+    asked = {option for option in OUTPUTS if own.pop(option, False)}
+    if config.return_dict_in_generate:
+        asked |= {option for option in OUTPUTS.keys() - OURS if getattr(config, option)}
+    return tuple(name for option in OUTPUTS if option in asked for name in OUTPUTS[option])
 
 
 def _read_ids(
@@ -300,47 +299,16 @@ def _read_ids(
     return padded, tokens, lengths
 
 
-def _read_beside(
-    target: Target, *, beside: Given | GivenRows, parts: tuple, copies: int
-) -> PromptInputs:
-    """What the prompts are beside ids, read by a target, so many rows of each."""
-    prompts = beside.read(target, *parts)
-    return prompts.repeated(copies) if copies > 1 else prompts
-
-
-def _as_passed(request: Request, beside: Given | GivenRows, input_ids: Tensor | None) -> Request:
-    """The call with ids as they were passed: those of pictures may lie beyond the vocabulary, and
-    embeddings have none.
-    """
-    if "position_offset" in request.row_inputs:
-        raise ValueError(
-            "row_inputs['position_offset'] has no effect in a call that brings more than ids: the "
-            "model's own generate() prepares its positions; leave it out"
-        )
-    if beside.is_embedded(input_ids):
-        return replace(request, padded=request.padded[:, :0], is_embedded=True)
-    rows, own = len(request.padded), input_ids.to(request.padded.device).long()
-    return replace(request, padded=own.repeat_interleave(rows // len(own), dim=0))
-
-
-def _row_inputs(
-    target: Target, given: Mapping[str, Any] | None, rows: int, copies: int
-) -> dict[str, Tensor]:
-    # A drafter may declare an input of this name, of numbers, for a target without adapters.
-    adapters = given.get("adapter") if isinstance(given, Mapping) else None
-    if adapters is not None and ("adapter" in target.row_inputs or _are_names(adapters)):
-        given = {**given, "adapter": target.adapter_indices(adapters)}
-    return read_row_inputs(given, rows, copies)
-
-
 def _check_room(
     target: Target, lengths: list[int], room: int, row_inputs: Mapping[str, Tensor]
 ) -> None:
     """Raises `ValueError` for texts that are longer than the target has positions for, and where
     the target was changed so that it cannot be decoded.
     """
-    offsets = offsets_among(row_inputs)
-    longest = max(n + offset for n, offset in zip(lengths, offsets, strict=False))
+    longest = max(lengths)
+    if "position_offset" in row_inputs:
+        offsets = row_inputs["position_offset"].tolist()
+        longest = max(n + offset for n, offset in zip(lengths, offsets, strict=False))
     total, limit = longest + room, target.max_positions
     if limit is not None and total > limit:
         shorter = f" or pass max_new_tokens <= {limit - longest}" if longest < limit else ""
@@ -350,67 +318,6 @@ def _check_room(
             f"prompt{shorter}"
         )
     target.check_unchanged(num_tokens=total)
-
-
-def _are_names(given: Any) -> bool:
-    """A text, or a sequence with texts in it."""
-    is_list = isinstance(given, Sequence)
-    return isinstance(given, str) or (is_list and any(isinstance(one, str) for one in given))
-
-
-def _unpack(
-    target: Target,
-    input_ids: Tensor | Mapping | None,
-    attention_mask: Tensor | None,
-    options: dict[str, Any],
-) -> tuple[Tensor | None, Tensor | None, dict[str, Any]]:
-    """Ids and mask, which a tokenizer returns as one object, and a processor with all that its
-    model reads of a prompt; that is among the options returned.
-    """
-    if not isinstance(input_ids, Mapping):
-        return input_ids, attention_mask, dict(options)
-    own = prompt_inputs(target.model)
-    read = {name: value for name, value in input_ids.items() if name in own}
-    surplus = input_ids.keys() - {"input_ids", "attention_mask", "token_type_ids"} - own
-    twice = read.keys() & options.keys()
-    if (
-        not input_ids.keys() & {"input_ids", "inputs_embeds"}
-        or surplus
-        or twice
-        or (attention_mask is not None)
-    ):
-        raise TypeError(
-            "expected input_ids as a tensor, or a tokenizer's output with input_ids and "
-            f"attention_mask in one object; got one with {', '.join(map(str, input_ids))}"
-            + (" and an attention_mask beside it" if attention_mask is not None else "")
-        )
-    return input_ids.get("input_ids"), input_ids.get("attention_mask"), {**options, **read}
-
-
-def _start_processors(
-    request: Request,
-    processors: LogitsProcessorList,
-    alone: Callable[[Tensor], LogitsProcessorList] | None,
-) -> tuple[tuple[slice, LogitsProcessorList], ...]:
-    """See `Request.processors`; refuses those that may keep state."""
-    if not processors:
-        return ()
-    refuse_stateful(processors)
-
-    def started(processor: LogitsProcessor, ids: Tensor, first_row: int) -> LogitsProcessor:
-        is_grammar = isinstance(processor, GrammarProcessor)
-        return processor.start(ids, first_row) if is_grammar else processor
-
-    groups = [(slice(0, len(request.lengths)), request.padded, processors)]
-    if alone is not None:
-        split = request.tokens.to(request.padded.device).split(1)
-        shown = [0] * len(split) if request.is_embedded else request.lengths
-        rows = [row[:, :length] for row, length in zip(split, shown, strict=True)]
-        groups = [(slice(n, n + 1), ids, alone(ids)) for n, ids in enumerate(rows)]
-    return tuple(
-        (rows, LogitsProcessorList(started(p, ids, rows.start) for p in processors))
-        for rows, ids, processors in groups
-    )
 
 
 def _read_seeds(

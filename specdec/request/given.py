@@ -247,3 +247,68 @@ def ids_of(inputs: Mapping[str, Any]) -> list[int]:
     if mask is not None and not bool((mask != 0).all()):
         raise ValueError("a prompt with pictures is one prompt, without padding")
     return ids[0].tolist()
+
+
+def with_rows(row_inputs: Any, beside: Given | None) -> tuple[Any, Given | GivenRows | None]:
+    """`by_rows` of a call with row inputs of the prompts; what prompts are beside ids.
+
+    Raises:
+        TypeError: they are said twice, or see `by_rows`.
+    """
+    row_inputs, rows = by_rows(row_inputs)
+    if rows is not None and beside is not None:
+        raise TypeError(
+            f"row_inputs['prompt'] says what prompts are, and so do {', '.join(beside.values)}; "
+            "leave one of them out"
+        )
+    return row_inputs, beside or rows
+
+
+def unpacked(
+    target: Target,
+    input_ids: Mapping,
+    attention_mask: Tensor | None,
+    options: dict[str, Any],
+) -> tuple[Tensor | None, Tensor | None, dict[str, Any]]:
+    """Ids and mask, which a tokenizer returns as one object, and a processor with all that its
+    model reads of a prompt; that is among the options returned.
+    """
+    own = prompt_inputs(target.model)
+    read = {name: value for name, value in input_ids.items() if name in own}
+    surplus = input_ids.keys() - {"input_ids", "attention_mask", "token_type_ids"} - own
+    twice = read.keys() & options.keys()
+    if (
+        not input_ids.keys() & {"input_ids", "inputs_embeds"}
+        or surplus
+        or twice
+        or (attention_mask is not None)
+    ):
+        raise TypeError(
+            "expected input_ids as a tensor, or a tokenizer's output with input_ids and "
+            f"attention_mask in one object; got one with {', '.join(map(str, input_ids))}"
+            + (" and an attention_mask beside it" if attention_mask is not None else "")
+        )
+    return input_ids.get("input_ids"), input_ids.get("attention_mask"), {**options, **read}
+
+
+def read_beside(
+    target: Target, *, beside: Given | GivenRows, parts: tuple, copies: int
+) -> PromptInputs:
+    """What the prompts are beside ids, read by a target, so many rows of each."""
+    prompts = beside.read(target, *parts)
+    return prompts.repeated(copies) if copies > 1 else prompts
+
+
+def as_passed(request: Any, beside: Given | GivenRows, input_ids: Tensor | None) -> dict[str, Any]:
+    """Fields of the call with ids as they were passed: those of pictures may lie beyond the
+    vocabulary, and embeddings have none.
+    """
+    if "position_offset" in request.row_inputs:
+        raise ValueError(
+            "row_inputs['position_offset'] has no effect in a call that brings more than ids: the "
+            "model's own generate() prepares its positions; leave it out"
+        )
+    if beside.is_embedded(input_ids):
+        return {"padded": request.padded[:, :0], "is_embedded": True}
+    rows, own = len(request.padded), input_ids.to(request.padded.device).long()
+    return {"padded": own.repeat_interleave(rows // len(own), dim=0)}

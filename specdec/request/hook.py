@@ -6,10 +6,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from specdec.arguments import check_choice
 from specdec.hf.forward import CACHES
+from specdec.request.call import Request, request_of
+from specdec.request.given import through_hook
+from specdec.request.hints import warn_of_seed
+from specdec.request.options import check_config, with_stop_strings
 from specdec.targets import Target
 
 
@@ -23,6 +33,50 @@ class HookOutput(GenerateDecoderOnlyOutput):
 
     logprobs: Tensor | None = None
     raw_logprobs: Tensor | None = None
+
+
+def read_hook(
+    target: Target,
+    model: PreTrainedModel,
+    call: Mapping[str, Any],
+    input_ids: Tensor,
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    model_kwargs: dict,
+    *,
+    synced_gpus: bool,
+    stop_strings: str | list[str] | None,
+    seed: int | list[int] | None,
+    output_logprobs: bool,
+) -> Request:
+    """The call that HF hands to its decoding method; see `SpeculativeGenerator.__call__`.
+
+    Args:
+        call: what its `generate` was given, of `hf.generation.call_of_generate`.
+    """
+    check_choice("output_logprobs", output_logprobs, (True, False))
+    criteria = with_stop_strings(criteria, stop_strings, call.get("tokenizer"))
+    check_config(config)
+    check_hook(target, model, call, synced_gpus, model_kwargs)
+    request = request_of(
+        *(target, input_ids, model_kwargs.get("attention_mask"), processors, criteria, config),
+        tokenizer=call.get("tokenizer"),
+        seed=seed,
+        beside=through_hook(target, config, model_kwargs),
+        output_logprobs=output_logprobs,
+    )
+    if seed is not None and request.seeds is None:
+        warn_of_seed(call)
+    return request
+
+
+def output_of(result: Any, config: GenerationConfig) -> Tensor | HookOutput:
+    """What HF's `generate` returns of a `GenerationResult`."""
+    if not config.return_dict_in_generate:
+        return result.sequences
+    names = "sequences", "scores", "logits", "logprobs", "raw_logprobs"
+    return HookOutput(**{name: getattr(result, name) for name in names})
 
 
 def check_hook(

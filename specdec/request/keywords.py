@@ -124,8 +124,12 @@ def with_options(method: Method) -> Method:
     return method
 
 
-OUTPUTS = {"output_scores", "output_logits", "output_logprobs"}
-"""Options that keep something of every new token."""
+OUTPUTS = {
+    "output_scores": ("scores",),
+    "output_logits": ("logits",),
+    "output_logprobs": ("logprobs", "raw_logprobs"),
+}
+"""Options that keep something of every new token: the names of `loop.outputs` for each."""
 
 OURS = {"seed", "row_inputs", "draft_probs", "num_draft_tokens", "output_logprobs"}
 """Options that HF is not asked about."""

@@ -60,7 +60,7 @@ _LEAST = {
     "num_draft_tokens": 0,
 }
 """The least that each of these may be."""
-_FLAGS = {"do_sample", "neutral", "draft_probs"} | OUTPUTS
+_FLAGS = {"do_sample", "neutral", "draft_probs", *OUTPUTS}
 _SETTINGS = GenerateOptions.__annotations__.keys() & vars(GenerationConfig()).keys()
 """Options that are HF's settings: `None` turns one off, whatever the model ships."""
 _NUMBERS = {*_LEAST, *_FLAGS, *FILTERS, "eos_token_id", "pad_token_id"}

@@ -5,13 +5,16 @@ step, those of rejected tokens included, so one that counts its calls, or carrie
 to the next, would return other scores.
 """
 
+from collections.abc import Callable
 from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PrefixConstrainedLogitsProcessor
 
 from specdec.arguments import name_of, shown
 from specdec.hf.generation import STATELESS
+from specdec.request.grammar import GrammarProcessor
 
 
 def refuse_stateful(processors: LogitsProcessorList) -> None:
@@ -73,3 +76,27 @@ def _is_plain(function: object) -> bool:
     own = [names[name] for name in code.co_names if name in names]
     own += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return not any(held) and all(isinstance(value, ModuleType) for value in own)
+
+
+def started(
+    request: Any,
+    processors: LogitsProcessorList,
+    alone: Callable[[Tensor], LogitsProcessorList] | None,
+) -> tuple[tuple[slice, LogitsProcessorList], ...]:
+    """See `Request.processors`; refuses those that may keep state."""
+    refuse_stateful(processors)
+
+    def begun(processor: LogitsProcessor, ids: Tensor, first_row: int) -> LogitsProcessor:
+        is_grammar = isinstance(processor, GrammarProcessor)
+        return processor.start(ids, first_row) if is_grammar else processor
+
+    groups = [(slice(0, len(request.lengths)), request.padded, processors)]
+    if alone is not None:
+        split = request.tokens.to(request.padded.device).split(1)
+        shown = [0] * len(split) if request.is_embedded else request.lengths
+        rows = [row[:, :length] for row, length in zip(split, shown, strict=True)]
+        groups = [(slice(n, n + 1), ids, alone(ids)) for n, ids in enumerate(rows)]
+    return tuple(
+        (rows, LogitsProcessorList(begun(p, ids, rows.start) for p in processors))
+        for rows, ids, processors in groups
+    )

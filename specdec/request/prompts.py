@@ -1,17 +1,9 @@
-"""What a call brings for each row: prompts, of which a padded batch is checked and every row moved
-to column 0 (or a batch is made), and row inputs, named values that steps read.
-"""
+"""The prompts of a call: a padded batch, which is checked, and every row moved to column 0."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
-from operator import index
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from specdec.arguments import check_tensor, shown
 
@@ -98,44 +90,6 @@ def check_ids(input_ids: Tensor) -> None:
         )
 
 
-def id_lists(name: str, rows: Any) -> list[list[int]]:
-    """Token ids of each prompt as plain integers; one prompt at least, none of them empty.
-
-    Raises:
-        TypeError: what is no sequence of sequences of integers, such as text.
-        ValueError: no prompt, or an empty one.
-
-    Example:
-        >>> id_lists("prompts", torch.tensor([[5, 6]]))
-        [[5, 6]]
-    """
-    try:
-        rows = [[index(token) for token in row] for row in rows]
-    except TypeError as error:
-        advice = "pass token ids, [tokenizer(text).input_ids for text in texts]"
-        raise TypeError(f"{name} must be lists of integers: {error}; {advice}") from error
-    if not rows or not all(rows):
-        raise ValueError(
-            f"there are no {name}, or one is empty; expected at least one prompt, and at least one "
-            "token in each"
-        )
-    return rows
-
-
-def left_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids and mask `[B, T]` of rows of token ids, padded on the left.
-
-    Example:
-        >>> left_padded([[5], [6, 7]], torch.device("cpu"))[0]
-        tensor([[0, 5],
-                [6, 7]])
-    """
-    ids = [torch.tensor(row, dtype=torch.long, device="cpu") for row in rows]
-    both = ids, [torch.ones_like(row) for row in ids]
-    ids, mask = (pad_sequence(table, batch_first=True, padding_side="left") for table in both)
-    return ids.to(device), mask.to(device)
-
-
 def _mask_of(input_ids: Tensor, padding_id: int | None) -> Tensor:
     if padding_id is None:
         return torch.ones_like(input_ids)
@@ -146,71 +100,3 @@ def _mask_of(input_ids: Tensor, padding_id: int | None) -> Tensor:
             "which may be padding or a token; pass the attention_mask"
         )
     return (input_ids != padding_id).cumsum(dim=1).clamp(max=1)
-
-
-def read_row_inputs(given: Any, rows: int, copies: int = 1) -> dict[str, Tensor]:
-    """Values as tensors `[B, ...]` of the host: int64, float32 or bool.
-
-    Args:
-        given: by name, tensors or sequences of B values, or of one for each prompt; `None` for no
-            inputs.
-        rows: B.
-        copies: rows of each prompt.
-
-    Raises:
-        TypeError, ValueError: what is no such table; says which.
-
-    Example:
-        >>> read_row_inputs({"adapter": [0, 2]}, rows=4, copies=2)
-        {'adapter': tensor([0, 0, 2, 2])}
-    """
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise TypeError(f"row_inputs must be a dict of tensors by name, got {shown(given)}")
-    found = {}
-    for name, value in given.items():
-        try:
-            table = torch.as_tensor(value, device="cpu").detach()
-            if table.is_floating_point():  # numbers of Python's would be of the default data type
-                table = torch.as_tensor(value, dtype=torch.float32, device="cpu").detach()
-        except (TypeError, ValueError, RuntimeError) as error:
-            got = shown(value)
-            raise TypeError(
-                f"row_inputs[{name!r}] must be a tensor or a sequence of numbers, got {got}; "
-                "nothing but 'adapter' has values that are names"
-            ) from error
-        if table.dim() and copies > 1 and len(table) * copies == rows:
-            table = table.repeat_interleave(copies, dim=0)
-        if table.dim() == 0 or len(table) != rows:
-            raise ValueError(
-                f"row_inputs[{name!r}] has shape {list(table.shape)} for a batch of {rows} rows; "
-                "rows come first"
-            )
-        dtype = torch.float32 if table.is_floating_point() else torch.long
-        found[name] = table if table.dtype == torch.bool else table.to(dtype)
-    offset = found.get("position_offset")
-    if offset is not None and (offset.dtype != torch.long or offset.dim() > 1 or offset.min() < 0):
-        raise ValueError(
-            f"row_inputs['position_offset'] must be an integer >= 0 for each row, got "
-            f"{shown(given['position_offset'])}"
-        )
-    return found
-
-
-def offsets_among(row_inputs: Mapping[str, Tensor]) -> Iterable[int]:
-    """By how much the positions of each row are moved on: 0 where nothing says so."""
-    offset = row_inputs.get("position_offset")
-    return repeat(0) if offset is None else offset.tolist()
-
-
-def refuse_unknown(names: Iterable[str], parts: Sequence[Any]) -> None:
-    """Raises `TypeError` for a name of a row input that no part of a generator declares."""
-    known = {name: part for part in reversed(parts) for name in part.row_inputs}
-    for name in names:
-        if name not in known:
-            said = ", ".join(f"{n!r} ({type(part).__name__})" for n, part in known.items())
-            raise TypeError(
-                f"nobody reads row_inputs[{name!r}]; known are {said}. A drafter declares its own "
-                "in Drafter.row_inputs, an edit in its attribute row_inputs"
-            )

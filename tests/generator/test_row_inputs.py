@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from target_readers import LayerDrafter
 
 from specdec import Draft, NoDrafter, SpeculativeGenerator, Target
-from specdec.request.prompts import read_row_inputs
+from specdec.request.row_inputs import read_row_inputs
 
 LENGTHS, NUM_NEW = (1, 4, 6, 9), 14
 BATCH, MASK = ragged_prompts(VOCAB, *LENGTHS)

@@ -23,7 +23,7 @@ from specdec.certificates.generator.reading import inputs_of
 from specdec.generator import SpeculativeGenerator
 from specdec.loop.host import Generation
 from specdec.request import Sampling
-from specdec.request.prompts import left_padded
+from specdec.request.lists import left_padded
 from specdec.samplers import Stream
 
 _CONTINUOUS = {"rand", "rand_like", "randn", "randn_like", "uniform", "normal", "exponential"}

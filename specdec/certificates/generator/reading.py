@@ -32,8 +32,9 @@ from specdec.certificates.generator.witness import RowText, Witness, moved
 from specdec.generator import SpeculativeGenerator
 from specdec.hf.generation import FILTERS
 from specdec.request.call import Request, read_request
+from specdec.request.lists import left_padded
 from specdec.request.options import WARPERS
-from specdec.request.prompts import left_padded, offsets_among, refuse_unknown
+from specdec.request.row_inputs import offsets_among, refuse_unknown
 from specdec.samplers.given import ROW_BITS, GivenText
 from specdec.types import Draft
 

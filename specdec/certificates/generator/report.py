@@ -25,7 +25,7 @@ from specdec.generator import SpeculativeGenerator
 from specdec.hf.generation import FILTERS
 from specdec.request import Sampling
 from specdec.request.given import ids_of
-from specdec.request.prompts import id_lists, left_padded
+from specdec.request.lists import id_lists, left_padded
 from specdec.samplers import draw_by_race
 from specdec.settings import called
 from specdec.show.text import draft_size

@@ -32,7 +32,7 @@ from specdec.graphs.tree import map_tensors
 from specdec.loop.host import Generation, OutputCollector
 from specdec.loop.outcome import Outcome
 from specdec.request import Sampling
-from specdec.request.prompts import left_padded
+from specdec.request.lists import left_padded
 from specdec.results import RowStep
 from specdec.samplers import LogitsFilter, Stream
 

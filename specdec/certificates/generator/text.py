@@ -23,7 +23,7 @@ from specdec.certificates.generator.witness import RowText, Witness, moved
 from specdec.generator import SpeculativeGenerator
 from specdec.request import Sampling
 from specdec.request.call import read_request
-from specdec.request.prompts import left_padded
+from specdec.request.lists import left_padded
 from specdec.samplers import LogitsFilter
 
 Prompts = list[list[int]]

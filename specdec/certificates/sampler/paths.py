@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec.certificates.sampler.problems import Problems
 from specdec.graphs.tree import map_tensors
 from specdec.kernels.verify.paths import PathDraft
-from specdec.loop.outcome import check_decisions
+from specdec.loop.faults import check_decisions
 from specdec.loop.step import check_verdict
 from specdec.samplers import LogitsFilter, ScriptedNoise, Stream
 from specdec.types import PAD_TOKEN, Draft, Verdict, depths_of

@@ -27,7 +27,7 @@ from specdec.certificates.sampler.problems import (
     random_problems,
     rare_problems,
 )
-from specdec.loop.outcome import check_decisions
+from specdec.loop.faults import check_decisions
 from specdec.loop.step import check_verdict
 from specdec.samplers import LogitsFilter, ScriptedNoise
 from specdec.types import PAD_TOKEN, Draft, Verdict
