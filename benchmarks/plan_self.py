@@ -24,7 +24,7 @@ from specdec.evaluation import replay as replayed
 from specdec.evaluation.costs import CostCurve
 from specdec.evaluation.prompts import encode
 from specdec.loading import load_target
-from specdec.request.prompts import left_padded
+from specdec.request.lists import left_padded
 from specdec.samplers import BlockSampler
 from specdec.trace import Trace
 
