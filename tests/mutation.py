@@ -151,6 +151,8 @@ def _put(owner, name: str, right, faulty) -> None:
                 setattr(holder, key, faulty)
             elif isinstance(value, staticmethod) and value.__func__ is right:
                 setattr(holder, key, staticmethod(faulty))
+            elif type(value) is tuple and any(each is right for each in value):  # commands
+                setattr(holder, key, tuple(faulty if each is right else each for each in value))
 
 
 def workers(count: int) -> ProcessPoolExecutor:

@@ -205,6 +205,14 @@ def test_a_copy_of_the_targets_own_part_is_shared(part, prefix, is_copy, tmp_pat
     assert (f"{part}.weight" in checkpoint.tensors) is not is_copy
 
 
+def test_a_tied_table_that_is_the_targets_stays(tmp_path):
+    table = TARGET.get_input_embeddings().weight.detach().clone()
+    checkpoint = read(pard(tied=True).plus({"model.embed_tokens.weight": table}).write(tmp_path))
+    assert checkpoint.tensors["embed_tokens.weight"].equal(table)
+    hidden = torch.randn(1, 3, HIDDEN)
+    torch.testing.assert_close(checkpoint.build().unembed(hidden), hidden @ table.T)
+
+
 @pytest.mark.parametrize(("own", "cut"), [(VOCAB + 5, VOCAB), (VOCAB - 5, VOCAB - 5)])
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_padding_of_a_pard_models_vocabulary_is_cut_or_left_out(own, cut, tied, tmp_path):

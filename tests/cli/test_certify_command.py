@@ -1,7 +1,9 @@
 """`specdec certify` prints what was found and exits with the verdict."""
 
+import itertools
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,3 +34,10 @@ def test_the_command_prints_the_verdict_and_exits_with_it(
     assert "seen in 95 of 100 runs" in out
     assert ("exact law: " in err) == is_terminal  # progress bars
     assert ("samples: " in err) == is_terminal
+
+
+@pytest.mark.parametrize("passed", [*itertools.product((True, False), repeat=2)])
+def test_both_halves_decide_the_exit(passed, small, monkeypatch):
+    found = iter([SimpleNamespace(passed=each) for each in passed])
+    monkeypatch.setattr("specdec.certificates.certify", lambda *_, **__: next(found))
+    assert main(["certify", "--target", small, *FAST]) == (0 if all(passed) else 1)

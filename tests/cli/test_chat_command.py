@@ -27,7 +27,16 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<a
 
 @pytest.fixture(name="talk")
 def _talk(monkeypatch, capsys):
-    """Sends lines to the command; returns its answers without markers, and the whole output."""
+    """Sends lines to the command; returns its answers without markers, and the whole output.
+    `talk.read` are the prompts that the target has read.
+    """
+    stream = SpeculativeGenerator.stream
+
+    def spy(self, **options):
+        talk.read.append(TOKENIZER.decode(options["input_ids"][0]))
+        return stream(self, **options)
+
+    monkeypatch.setattr(SpeculativeGenerator, "stream", spy)
 
     def talk(*lines: str, target: str = "zoo", options: tuple[str, ...] = ()):
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
@@ -37,6 +46,7 @@ def _talk(monkeypatch, capsys):
         said = "\n" + shown.out.split("ends an answer\n", 1)[1].removeprefix(RUNNING)
         return [re.sub(r"[][<>]", "", part[1:]) for part in NUMBERS.split(said)[:-1:6]], shown
 
+    talk.read = []
     return talk
 
 
@@ -66,6 +76,7 @@ def test_without_a_template_it_is_one_running_text_and_reset_and_system_change_i
     again = f"# A.\n{running}"
     expected = [first, running, first, again]
     assert answers == [bare(answer_to(prompt)) for prompt in expected]
+    assert talk.read == expected
     assert shown.out.count(RUNNING) == 1
     assert shown.err == ""
 
@@ -79,6 +90,7 @@ def test_a_template_gets_the_turns_by_their_roles(talk, tmp_path):
     first = "<system>s\n<user>a\n<assistant>"
     then = f"{first}{answer_to(first)}\n<user>b\n<assistant>"
     assert answers == [bare(answer_to(first)), bare(answer_to(then))]
+    assert talk.read == [first, then]
     assert RUNNING not in shown.out
     tokenizer.chat_template = "{{ raise_exception('no system') }}"
     tokenizer.save_pretrained(tmp_path)

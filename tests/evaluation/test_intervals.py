@@ -1,9 +1,12 @@
 """Intervals cover the truth as often as they say, when what is resampled is the cluster."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from specdec.evaluation.intervals import (
@@ -55,6 +58,13 @@ def test_intervals_of_a_simulated_experiment_cover_the_truth_as_often_as_they_sa
         assert abs(count / repetitions - level) < 4 * error + 0.02, (level, count)
 
 
+def test_an_interval_of_the_mean_of_few_clusters_is_students():
+    values = stats.norm.ppf((np.arange(8) + 0.5) / 8)
+    (found,) = bootstrap(np.stack([values, np.ones(8)], axis=-1), mean)
+    student = stats.ttest_1samp(values, 0).confidence_interval()
+    assert (found.low, found.high) == pytest.approx(tuple(student), rel=0.1)
+
+
 @pytest.mark.parametrize("n", [8, 16, 200])
 def test_the_ends_of_an_interval_hardly_depend_on_the_seed(n):
     totals = prompts(np.random.default_rng(3), n)
@@ -63,6 +73,16 @@ def test_the_ends_of_an_interval_hardly_depend_on_the_seed(n):
     assert max(np.std([e.low for e in ends]), np.std([e.high for e in ends])) < 0.012 * width
     rough = [bootstrap(totals, mean, seed=seed, num_resamples=500)[0] for seed in range(12)]
     assert max(np.std([e.low for e in rough]), np.std([e.high for e in rough])) > 0.012 * width
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=5))
+def test_holms_p_values_are_those_of_the_closed_test(p):
+    """By Bonferroni: the largest over all families of hypotheses that this one belongs to."""
+    families = [f for n in range(len(p)) for f in itertools.combinations(range(len(p)), n + 1)]
+    found = [min(1.0, len(family) * min(p[j] for j in family)) for family in families]
+    pairs = list(zip(families, found, strict=True))
+    closed = [max(each for family, each in pairs if i in family) for i in range(len(p))]
+    assert holm(p) == pytest.approx(closed)
 
 
 def equal_cells(rng, n: int, c: int, spread) -> np.ndarray:

@@ -65,6 +65,8 @@ def test_samples_of_a_prompt_differ_and_are_one_cluster():
     evaluation = evaluate(GENERATOR, PROMPTS, samples=3, batch_size=4, **OPTIONS)
     assert len(evaluation.rows) == 15
     assert len({row.seed for row in evaluation.rows}) == 15
+    length = evaluation.estimates["acceptance_length"]
+    assert length.note == "no interval: 5 prompts"
     texts = [tuple(row.new_tokens) for row in evaluation.rows if row.prompt == "p0"]
     assert len(set(texts)) == 3
     once = {row.prompt: row.new_tokens for row in evaluate(GENERATOR, PROMPTS, **OPTIONS).rows}
@@ -253,7 +255,10 @@ def test_a_run_that_fails_gives_its_file_back(tmp_path):
         evaluate(GENERATOR, PROMPTS[:1], output=path, max_new_tokens=10**6)
     assert not path.exists()
     evaluate(GENERATOR, PROMPTS[:1], output=path, **OPTIONS)
-    assert failed.tb is not None  # which holds the frames of the run
+    with pytest.raises(ValueError, match=r"differ in plan\.seed") as refused:
+        evaluate(GENERATOR, PROMPTS[:1], output=path, **OPTIONS | {"seed": 6})
+    evaluate(GENERATOR, PROMPTS[:1], output=path, **OPTIONS)
+    assert None not in (failed.tb, refused.tb)  # which hold the frames of the runs
 
 
 def test_stop_strings_end_texts_with_the_tokenizer_that_the_run_has(tmp_path):

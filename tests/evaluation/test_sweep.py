@@ -238,6 +238,9 @@ def test_the_frame_has_a_line_of_every_cell_and_pivots_into_tables(study):
     for i, cell in enumerate(study.cells):
         length = study.runs[i].stats.acceptance_length
         assert frame.acceptance_length[i] == length
+        found = study.runs[i].estimates["acceptance_length"]
+        ends = frame.acceptance_length_low[i], frame.acceptance_length_high[i]
+        assert ends == (found.low, found.high)
         if cell["temperature"]:
             assert table.loc[(cell["drafter"], cell["sampler"]), cell["draft"]] == length
     assert frame.same_as.isna().sum() == RUNS
@@ -270,6 +273,14 @@ def test_timed_cells_take_turns_on_every_batch(monkeypatch):
     both = sweep(TARGET, PROMPTS[:2], drafters=ways, drafts=[1, 2], timed=True, max_new_tokens=4)
     titles = [table.notes[0].split(";")[0] for table in both.tables()]
     assert titles == ["Acceptance length", "Ms per token"]
+
+
+def test_of_several_rounds_the_median_one_counts(monkeypatch):
+    seconds = iter([9.0, 3.0, 1.0, 2.0])  # the first of the warm-up
+    module = sys.modules["specdec.evaluation.evaluate"]
+    monkeypatch.setattr(module, "timed", lambda run, device: (run(), next(seconds)))
+    options = {"drafters": ["none"], "timed": True, "rounds": 3, "max_new_tokens": 1}
+    assert sweep(TARGET, PROMPTS[:1], **options).runs[0].seconds == 2.0
 
 
 def test_differences_and_the_best_are_those_of_the_pairs(study):

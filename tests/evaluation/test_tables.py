@@ -106,6 +106,18 @@ def test_categories_have_lines_of_their_own_and_those_without_an_interval_are_no
     assert [row[:2] for row in twelve.positions().rows] == [["1", "24"], ["2", "24"]]
 
 
+def test_a_position_has_what_reached_it_and_its_two_rates():
+    steps = [RowStep([1, 2], 0, [7]), RowStep([1, 2], 2, [1, 2, 8])]
+    row = EvaluatedRow("0", "", 0, 0, 5, False, "length", None, steps)
+    measured = Evaluation([EvaluatedBatch(0, [0.5], [row])], 2).tables()[1]
+    replayed = Replay(2, "BlockSampler", np.array([[2.0, 4.0, 2.0, 1.0, 1.0, 2.0, 1.0]])).tables()[
+        1
+    ]
+    for table in (measured, replayed):
+        assert table.header == ["position", "reached", "conditional rate", "joint rate"]
+        assert table.rows == [["1", "2", "0.50", "0.50"], ["2", "1", "1.00", "0.50"]]
+
+
 def test_statistics_fit_80_columns():
     steps = [RowStep(list(range(8)), 7, list(range(8)))] * 12345
     lines = str(SpeculationStats([steps] * 3, 8, wall_s=1234.5)).splitlines()

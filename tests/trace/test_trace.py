@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from architectures import VOCAB, build
+from count_calls import count_calls
 from drafting import perturbed, ragged_prompts
 
 from specdec import (
@@ -20,7 +21,8 @@ from specdec import (
     Tree,
     TypicalSampler,
 )
-from specdec.loop import tracer
+from specdec.graphs import no_host_sync
+from specdec.loop.tracer import StepTracer
 from specdec.samplers import LogitsFilter, Noise, Stream
 from specdec.trace import Trace
 
@@ -98,15 +100,10 @@ def test_tracing_changes_no_text_and_no_statistics(sampler):
     ]
 
 
-def test_an_untraced_run_computes_none_of_it(monkeypatch):
-    def fail(*args):
-        raise AssertionError("an untraced run came here")
-
-    monkeypatch.setattr(tracer, "_numbers", fail)
-    monkeypatch.setattr(tracer.StepTracer, "_now", fail)
-    traced(trace=False)
-    with pytest.raises(AssertionError, match="came here"):
-        traced()
+@pytest.mark.parametrize("is_traced", [True, False])
+def test_only_a_traced_run_calls_the_tracer(is_traced):
+    files = count_calls(lambda: traced(trace=is_traced)).files
+    assert ("loop/tracer.py" in files) is is_traced
 
 
 def test_rules_without_draws_and_greedy_rows_have_none():
@@ -241,15 +238,13 @@ def test_a_damaged_file_is_refused_by_its_line(damage, saved, tmp_path):
 @pytest.mark.parametrize("sampler", [BlockSampler(), CouplingSampler()])
 def test_taking_the_numbers_of_a_step_waits_for_nothing(sampler, monkeypatch):
     """On a GPU they are copied beside the outcome, which is read as late as ever."""
-    from specdec.graphs import no_host_sync
-
-    numbers, seen = tracer._numbers, []
+    step, seen = StepTracer.__call__, []
 
     def guarded(*arguments):
         with no_host_sync():
-            seen.append(numbers(*arguments))
+            seen.append(step(*arguments))
         return seen[-1]
 
-    monkeypatch.setattr(tracer, "_numbers", guarded)
+    monkeypatch.setattr(StepTracer, "__call__", guarded)
     trace = traced(sampler).trace
     assert len(seen) == len(trace.times)

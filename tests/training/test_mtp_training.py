@@ -73,10 +73,10 @@ def test_the_training_forms_logits_are_the_drafters_own(name, monkeypatch):
     objective = MultiTokenPrediction(drafter, LLAMA)
     for length in (2, 3, 6, 11):
         text = IDS[:1, :length]
-        _, features = objective._teacher(text)
+        features, _ = features_and_logits(LLAMA, text, ("final",))
         drafted, logits = drafted_logits(drafter, text, features[:, :-1], monkeypatch)
         whole = torch.cat([text, drafted], dim=1)[:, : length + 2]
-        _, known = objective._teacher(whole)
+        known, _ = features_and_logits(LLAMA, whole, ("final",))
         unrolled = logits_of(objective, whole, known)
         for depth, ours in enumerate(logits):
             torch.testing.assert_close(unrolled[depth][:, length - 2], ours, rtol=0, atol=1e-5)

@@ -36,6 +36,7 @@ from specdec.training import (
     callbacks,
     new_head,
 )
+from specdec.training.trainer import last_checkpoint
 
 PERIOD = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))[:9].numpy()
 
@@ -164,6 +165,13 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path):
     parts, text, _ = run("bigrams", tmp_path / "parts", 5)
     assert text.num_taken == 2
     assert_same(weights_of(whole), weights_of(parts))
+
+
+def test_a_run_goes_on_from_the_largest_step(tmp_path):
+    for step in (2, 10, 9):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+    assert last_checkpoint(tmp_path).name == "checkpoint-10"
 
 
 class Steps(TrainerCallback):
