@@ -26,23 +26,23 @@ def column_of(collector: Any, rows: Iterable[int], column: int) -> list[int]:
 
 
 class Stream:
-    """Hands each token once and in order to a streamer.
+    """Hands each token once and in order to a streamer. It does not hold the call's
+    `OutputCollector`, which holds it.
 
     Args:
-        collector: the `OutputCollector` of the call.
         streamer: one of HF's.
     """
 
-    def __init__(self, collector: Any, streamer: BaseStreamer):
-        self._collector, self._streamer = collector, streamer
+    def __init__(self, streamer: BaseStreamer):
+        self._streamer = streamer
         self._num_streamed = 0
 
-    def hand_over(self) -> None:
+    def hand_over(self, collector: Any) -> None:
         """Hands over the columns that every row has reached, `[B]` tokens at a time."""
-        rows = range(len(self._collector.new_tokens))
-        ready = num_ready(self._collector, rows)
+        rows = range(len(collector.new_tokens))
+        ready = num_ready(collector, rows)
         for column in range(self._num_streamed, ready):
-            tokens = column_of(self._collector, rows, column)
+            tokens = column_of(collector, rows, column)
             self._streamer.put(torch.tensor(tokens, device="cpu"))
         self._num_streamed = ready
 

@@ -12,69 +12,72 @@ from transformers import StoppingCriteria
 
 from specdec.arguments import shown
 from specdec.loop.columns import column_of, num_ready
+from specdec.request.call import Request
 
 
 class Ends:
-    """Asks the stopping criteria of one call, and raises for rows that have a fault.
+    """Asks the stopping criteria of one call, and raises for rows that have a fault. It does not
+    hold the call's `OutputCollector`, which holds it.
 
     Args:
-        collector: the `OutputCollector` of the call.
+        request: the call.
     """
 
-    def __init__(self, collector: Any):
-        self._collector, rows = collector, len(collector.new_tokens)
+    def __init__(self, request: Request):
+        rows = len(request.lengths)
         # Rows that criteria see together, and the ids `[R, T]` that they have seen of them.
-        size = 1 if collector.request.is_alone else rows
+        size = 1 if request.is_alone else rows
         self._groups = [range(first, first + size) for first in range(0, rows, size)]
         self._shown: dict[range, Tensor] = {}
 
-    def find(self, faults: Mapping[int, str]) -> None:
+    def find(self, collector: Any, faults: Mapping[int, str]) -> None:
         """Ends the rows whose criteria are met.
 
         Args:
+            collector: the `OutputCollector` of the call.
             faults: texts, of rows that have a fault after their new tokens.
 
         Raises:
             ValueError: a row has a fault, and no criterion ends it before.
         """
         for rows in self._groups:
-            if self._collector.request.criteria:
-                self._ask_criteria(rows)
+            if collector.request.criteria:
+                self._ask_criteria(collector, rows)
             for row in faults.keys() & rows:
-                is_next = len(self._collector.new_tokens[row]) == num_ready(self._collector, rows)
-                if is_next and self._collector.finish_reasons[row] is None:
+                is_next = len(collector.new_tokens[row]) == num_ready(collector, rows)
+                if is_next and collector.finish_reasons[row] is None:
                     raise ValueError(faults[row])
 
-    def _ask_criteria(self, rows: range) -> None:
+    def _ask_criteria(self, collector: Any, rows: range) -> None:
         """Shows criteria every column that all rows of a group have reached, each column once,
         since criteria may keep state, and cuts rows where they are met.
         """
-        request, new_tokens = self._collector.request, self._collector.new_tokens
+        request, new_tokens = collector.request, collector.new_tokens
         prompts, device = request.shown_prompts, request.padded.device
         ids = self._shown.get(rows)
         if ids is None:
             ids = torch.tensor([prompts[row] for row in rows], dtype=torch.long, device=device)
-        while (column := ids.shape[1] - len(prompts[rows[0]])) < num_ready(self._collector, rows):
-            new = torch.tensor(column_of(self._collector, rows, column), device=device)
+        while (column := ids.shape[1] - len(prompts[rows[0]])) < num_ready(collector, rows):
+            new = torch.tensor(column_of(collector, rows, column), device=device)
             self._shown[rows] = ids = torch.cat([ids, new[:, None]], dim=1)
             answers = _are_met(request.criteria, ids)
             for row, is_met in zip(rows, answers, strict=True):
                 if is_met and column < len(new_tokens[row]):
-                    self._cut(row, column + 1)
+                    _cut(collector, row, column + 1)
 
-    def _cut(self, row: int, count: int) -> None:
-        """Ends a row after so many new tokens."""
-        collector = self._collector
-        surplus, steps = len(collector.new_tokens[row]) - count, collector.steps[row]
-        if surplus or collector.finish_reasons[row] != "eos":
-            collector.finish_reasons[row] = "stop"
-        del collector.new_tokens[row][count:]
-        while surplus > 0:
-            surplus -= len(steps[-1].new_tokens)
-            steps[-1].cut(max(-surplus, 0))
-            if surplus >= 0:
-                steps.pop()
-        collector.generation.end_rows([row])
+
+def _cut(collector: Any, row: int, count: int) -> None:
+    """Ends a row after so many new tokens."""
+    surplus, steps = len(collector.new_tokens[row]) - count, collector.steps[row]
+    if surplus or collector.finish_reasons[row] != "eos":
+        collector.finish_reasons[row] = "stop"
+    del collector.new_tokens[row][count:]
+    while surplus > 0:
+        surplus -= len(steps[-1].new_tokens)
+        steps[-1].cut(max(-surplus, 0))
+        if surplus >= 0:
+            steps.pop()
+    collector.generation.end_rows([row])
 
 
 def _are_met(criteria: Iterable[StoppingCriteria], ids: Tensor) -> list[bool]:

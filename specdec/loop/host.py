@@ -224,7 +224,7 @@ class OutputCollector:
         if streamer is not None:
             from specdec.loop.columns import Stream
 
-            self._stream = Stream(self, streamer)
+            self._stream = Stream(streamer)
 
     @property
     def is_done(self) -> bool:
@@ -287,15 +287,15 @@ class OutputCollector:
             self._end_rows()
         self._num_collected += 1
         if self._stream is not None:
-            self._stream.hand_over()
+            self._stream.hand_over(self)
         return StepRecord(self._num_collected - 1, records)
 
     def _end_rows(self) -> None:
         if self._ends is None:
             from specdec.loop.criteria import Ends
 
-            self._ends = Ends(self)
-        self._ends.find(self._faults)
+            self._ends = Ends(self.request)
+        self._ends.find(self, self._faults)
 
     def result(
         self, trace: Trace | None = None, *, wall_s: float | None = None
