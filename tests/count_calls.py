@@ -76,12 +76,11 @@ def count_calls(function: Callable[[], Any]) -> Calls:
     return calls
 
 
-def count_eagle(sampler: str = "auto", **options: Any) -> tuple[Calls, Calls]:
-    """A whole `generate` and one step of it, with an EAGLE-3 head; both after a first call.
+def eagle_generator(sampler: str = "auto") -> tuple[Any, Any]:
+    """A generator with an EAGLE-3 head, and ids of a prompt.
 
     Args:
         sampler: by name.
-        options: of the call.
     """
     from architectures import VOCAB, build
     from eagle_heads import random_head
@@ -94,7 +93,17 @@ def count_eagle(sampler: str = "auto", **options: Any) -> tuple[Calls, Calls]:
     layer = LayerConfig(32, 48, num_heads=4, num_kv_heads=2, head_dim=8)
     head = random_head(EagleConfig("attention", layer, VOCAB, VOCAB, (0, 1, 3), 32)).float()
     generator = SpeculativeGenerator(model, EagleDrafter(head, model, 3), sampler)
-    ids = model.dummy_inputs["input_ids"][:1] % VOCAB
+    return generator, model.dummy_inputs["input_ids"][:1] % VOCAB
+
+
+def count_eagle(sampler: str = "auto", **options: Any) -> tuple[Calls, Calls]:
+    """A whole `generate` and one step of it, with an EAGLE-3 head; both after a first call.
+
+    Args:
+        sampler: by name.
+        options: of the call.
+    """
+    generator, ids = eagle_generator(sampler)
     options = {"max_new_tokens": 12} | options
     generator.generate(ids, **options)
     generation = generator.start(ids, **options)

@@ -11,8 +11,6 @@ from torch import Tensor
 from specdec.kernels.attention.reference import attends_raggedly
 from specdec.kernels.types import AttentionOptions
 from specdec.slots.cache import Chunk, Window
-from specdec.slots.ragged import attend_to_filled
-from specdec.slots.visible import first_seen, own_visible, visible_slots
 
 
 def attend(
@@ -41,6 +39,8 @@ def attend(
     if window.slots.device != query.device:
         window = window.on(query.device)
     if mask is None and window.has_kernels and _attends_raggedly(window, query, keys):
+        from specdec.slots.ragged import attend_to_filled
+
         return attend_to_filled(window, query, keys, values, options)
     if mask is None:
         layer = options.sliding_window, options.is_causal
@@ -77,7 +77,11 @@ def sees(queries: Tensor, keys: Tensor, sliding_window: int | Chunk | None = Non
                 [0, 0, 1, 1, 0]])
     """
     seen = keys <= queries
-    return seen if sliding_window is None else seen & (keys >= first_seen(queries, sliding_window))
+    if sliding_window is None:
+        return seen
+    from specdec.slots.visible import first_seen
+
+    return seen & (keys >= first_seen(queries, sliding_window))
 
 
 def window_mask(
@@ -113,6 +117,8 @@ def window_mask(
         queries = slots.clamp(max=window.num_attended - 1)[..., None]
         seen = sees(queries, attended, sliding_window)
         if window.positions is not None or (window.visible is not None and not is_causal):
+            from specdec.slots.visible import own_visible, visible_slots
+
             own = own_visible(window, num_queries, sliding_window, is_causal)
             seen = visible_slots(window, slots, queries, attended, sliding_window, own)
         hidden = torch.full(

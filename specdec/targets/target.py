@@ -16,13 +16,11 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from specdec.arguments import check_choice, check_integer
 from specdec.graphs.tree import modules_of, weight_addresses
-from specdec.hf.foreign import foreign_method
 from specdec.hf.forward import device_of, is_prefix_lm
 from specdec.hf.layers import decoder_layers
 from specdec.hf.positions import position_limit
 from specdec.slots.cache import LAST, Chunk, SlotCache
 from specdec.slots.room import check_room
-from specdec.targets.discovery import find_route, length_to_try
 from specdec.targets.edits.edit import Edit, check_edits, name_of
 from specdec.targets.edits.layers import only_layers
 from specdec.targets.features import check_layers
@@ -36,7 +34,7 @@ from specdec.targets.watch import (
     structure,
     without_activation,
 )
-from specdec.targets.wrappers import refuse_training, refuse_unsupported, unwrap
+from specdec.targets.wrappers import unwrap
 from specdec.types import Draft, FeatureLayer, Queries, TargetOutput
 
 if TYPE_CHECKING:
@@ -97,27 +95,12 @@ class SlotModel:
         Raises:
             ValueError: the model can no longer be decoded. Nothing has been changed then.
         """
+        from specdec.targets.trial.whole import refuse_model, try_model  # once per model
+
         model = self.model
-        refuse_unsupported(model)
-        if model.training:
-            refuse_training(model)
-        is_offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
-        if self.device.type == "meta" or (model.device.type == "meta" and not is_offloaded):
-            raise ValueError(
-                f"{type(model).__name__} is on the meta device and has no weights; load it, or "
-                "offload it by accelerate, whose hooks bring the weights in"
-            )
-        tried = self.decoder_of_text
-        route = find_route(tried, fuse=self._fuse, num_tokens=num_tokens)
-        if self.edits:
-            from specdec.targets.trial.users_code import try_edits
-
-            try_edits(tried, route, self.edits)
-        fault = None
-        if self.outer is not model or foreign_method(model, "generate"):
-            from specdec.targets.trial.outer import fault_of_outer
-
-            fault = fault_of_outer(self.outer, model, route)
+        refuse_model(model)
+        own = {"fuse": self._fuse, "edits": self.edits, "num_tokens": num_tokens}
+        route, fault = try_model(self.outer, model, self.decoder_of_text, **own)
         self.fault_of_generate = fault
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
@@ -259,13 +242,20 @@ class SlotModel:
                 "model; load it in the data type that you want and leave the autocast block"
             )
         if self.model.training:
+            from specdec.targets.wrappers import refuse_training
+
             refuse_training(self.model)
         refuse_adapters_by_row(modules)
-        tried = self.route.num_tried
-        is_long = 0 < tried < length_to_try(num_tokens, self.max_positions)
+        is_long = self.route.num_tried and self._is_longer_than_tried(num_tokens)
         if self._surface is None or is_long or self._surface.has_changed(self.model):
             with without_activation(modules):
-                self.refresh(num_tokens=max(num_tokens, tried // 2))
+                self.refresh(num_tokens=max(num_tokens, self.route.num_tried // 2))
+
+    def _is_longer_than_tried(self, num_tokens: int) -> bool:
+        """Whether somebody's own code in the model was tried with texts that are too short."""
+        from specdec.targets.discovery import length_to_try
+
+        return self.route.num_tried < length_to_try(num_tokens, self.max_positions)
 
     def refuse_own_generate(self) -> None:
         """Raises `ValueError` where calls of a generator's own would not write what `generate` of

@@ -20,7 +20,7 @@ from specdec import ModelDrafter, SpeculativeGenerator, Target, Tree
 from specdec.kernels import ragged_attention
 from specdec.kernels.attention import triton
 from specdec.kernels.types import CAUSAL
-from specdec.slots import attention
+from specdec.slots import attention, visible
 from specdec.slots.attention import window_mask
 from specdec.slots.cache import Chunk, Window
 from specdec.targets import attention as hf_attention
@@ -159,7 +159,7 @@ def boundary_off_by(offset):
     return first_seen
 
 
-HF_FIRST_SEEN = attention.first_seen
+HF_FIRST_SEEN = visible.first_seen
 FAULTS = {
     "a chunk begins late": boundary_off_by(-1),
     "a chunk begins early": boundary_off_by(1),
@@ -180,7 +180,7 @@ def test_the_self_test_finds_a_wrong_chunk(fault, dtype, monkeypatch):
         with pytest.MonkeyPatch.context() as inner:
             if module.layer_idx == 1:
                 options["slot_window"].masks.clear()
-                inner.setattr(attention, "first_seen", FAULTS[fault])
+                inner.setattr(visible, "first_seen", FAULTS[fault])
             out = slot_attention(module, *args, **options)
             options["slot_window"].masks.clear()
         return out

@@ -34,7 +34,7 @@ class FeatureHead(nn.Module, ABC):
 
     def __init__(self, config: FeatureHeadConfig, target_ids: Tensor | None = None):
         super().__init__()
-        self.config = config
+        self.config, self._feature_width = config, config.feature_width
         width, eps = config.hidden_size, config.layer.rms_norm_eps
         if config.norm_before_fc:
             self.input_norm = RMSNorm(config.feature_width, eps)
@@ -72,10 +72,10 @@ class FeatureHead(nn.Module, ABC):
         Without `fc`, or with one that reads the embedding as well, they are only normalised.
         """
         config = self.config
-        if features.shape[-1] != config.feature_width:
+        if features.shape[-1] != self._feature_width:
             raise ValueError(
                 f"the head reads {len(config.feature_layers)} features of width "
-                f"{config.target_hidden_size}, {config.feature_width} in all, and the target's are "
+                f"{config.target_hidden_size}, {self._feature_width} in all, and the target's are "
                 f"{features.shape[-1]} wide; it was made for another target"
             )
         features = features.to(self.dtype)

@@ -54,6 +54,7 @@ def _top_k_cutoff(scaled: Tensor, top_k: Tensor, max_top_k: int) -> Cutoff:
 
 
 def top_p_cutoff(scaled: Tensor, top_p: Tensor) -> Cutoff:
+    """The cutoff of top-p alone."""
     ascending, ids = scaled.sort(dim=-1, stable=True)
     mass = ascending.softmax(dim=-1).cumsum(dim=-1)
     is_dropped = mass <= per_row(droppable_mass(top_p), scaled)
