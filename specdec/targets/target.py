@@ -17,7 +17,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from specdec.arguments import check_choice, check_integer
 from specdec.graphs.tree import modules_of, weight_addresses
 from specdec.hf.foreign import foreign_method
-from specdec.hf.forward import device_of, is_prefix_lm
+from specdec.hf.forward import OFFLOADING, device_of, is_prefix_lm
 from specdec.hf.layers import decoder_layers
 from specdec.hf.positions import position_limit
 from specdec.slots.cache import LAST, Chunk, SlotCache
@@ -101,7 +101,7 @@ class SlotModel:
         refuse_unsupported(model)
         if model.training:
             refuse_training(model)
-        is_offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
+        is_offloaded = any(hasattr(module, OFFLOADING) for module in model.modules())
         if self.device.type == "meta" or (model.device.type == "meta" and not is_offloaded):
             raise ValueError(
                 f"{type(model).__name__} is on the meta device and has no weights; load it, or "
