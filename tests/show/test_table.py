@@ -58,14 +58,8 @@ def test_an_end_of_a_line_ends_neither_a_row_nor_a_note(end):
     words = f"one{end}\\two", f"three{end}| four", f"five{end}& six"
     table = Table([words[0], "n"], [[words[1], words[2]]], (f"seven{end}eight",))
     lines = table.markdown().split("\n")
-    assert lines == [
-        r"| one \two | n |",
-        "|---|---:|",
-        r"| three \| four | five & six |",
-        "",
-        lines[4],
-    ]
-    assert lines[4] == "seven eight"
+    assert lines[:2] == [r"| one \two | n |", "|---|---:|"]
+    assert lines[2:] == [r"| three \| four | five & six |", "", "seven eight"]
     rows = table.latex().splitlines()
     assert r"one \textbackslash{}two & n \\" in rows
     assert r"three | four & five \& six \\" in rows
