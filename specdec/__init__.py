@@ -6,6 +6,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from specdec.drafters import files
+
 if TYPE_CHECKING:
     from specdec.certificates import certify
     from specdec.drafters.assistant import AssistantDrafter
@@ -123,6 +125,9 @@ _HOMES = {
     "types": "Context Draft Verdict Verified",
 }
 """Modules that define the names, as type checkers see them above."""
+
+
+files.checkpoints = lambda name: import_module(f"specdec.checkpoints.{name}")
 
 
 def __getattr__(name: str):

@@ -124,7 +124,7 @@ def load_target(
 
 def load_empty_target(name: str) -> PreTrainedModel:
     """A causal LM of a configuration, whose weights are not loaded: it is for
-    `torch._subclasses.FakeTensorMode`, in which making them takes no memory.
+    torch's `FakeTensorMode`, in which making them takes no memory.
 
     Args:
         name: as for `load_target`.

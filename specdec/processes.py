@@ -15,6 +15,8 @@ from torch import distributed, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from specdec.torch_names import parameters_of
+
 T = TypeVar("T")
 
 
@@ -188,8 +190,9 @@ def gathered(module: nn.Module) -> Iterator[None]:
         ...     layer.weight.shape
         torch.Size([1, 1])
     """
-    owned = [(part._parameters, name) for part in module.modules() for name in part._parameters]
-    parts = [(own, name, own[name]) for own, name in owned if isinstance(own[name], DTensor)]
+    tables = map(parameters_of, module.modules())
+    owned = [(own, name, weight) for own in tables for name, weight in own.items()]
+    parts = [each for each in owned if isinstance(each[2], DTensor)]
     whole: dict[int, nn.Parameter] = {}  # one for a weight that several modules share
     for own, name, weight in parts:
         if id(weight) not in whole:

@@ -198,13 +198,14 @@ def huggingface_rule(
         >>> report.deviation < 1e-12, {failure.kind for failure in report.failures}
         (True, {'zero'})
     """
-    from transformers.generation.utils import _speculative_sampling
+    from specdec.hf.generation import speculative_sampling
 
+    rule = speculative_sampling()
     options = {"is_done_candidate": False}  # an argument of some releases
-    known = inspect.signature(_speculative_sampling).parameters
+    known = inspect.signature(rule).parameters
     # HF names no device for what it makes.
     with draft_tokens.device, AnswerFrom(noise):
-        tokens, _ = _speculative_sampling(
+        tokens, _ = rule(
             candidate_input_ids=draft_tokens[None],
             candidate_logits=draft_probs.log()[None],
             candidate_length=len(draft_tokens),

@@ -39,7 +39,7 @@ def model_of_config(fields: ConfigFields) -> PreTrainedModel:
     try:
         config = CONFIG_MAPPING[kind].from_dict(raw).get_text_config()
         with torch.device("meta"):
-            return _language_model_class(config)._from_config(config)
+            return _language_model_class(config)(config)
     except Exception as error:  # HF raises errors of many kinds for values it cannot take
         raise ValueError(f"{fields.origin}: {type(error).__name__}: {one_line(error)}") from error
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import parse_flag_from_env
-from torch._subclasses.fake_tensor import FakeTensorMode
 from tqdm import tqdm
 from transformers import (
     HfArgumentParser,
@@ -39,6 +38,7 @@ from specdec.drafters.mask_token.correction import MarkovConfig
 from specdec.evaluation.intervals import counted
 from specdec.loading import find_own, load_empty_target, load_target
 from specdec.settings import differences
+from specdec.torch_names import FakeTensorMode
 from specdec.training import blocks, data, eagle, mask_token, medusa, mtp
 from specdec.training.callbacks import AcceptanceCallback
 from specdec.training.divergences import find_loss

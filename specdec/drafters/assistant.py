@@ -23,7 +23,7 @@ from specdec.drafters.head.layers import Attend
 from specdec.drafters.head.sharing import model_of
 from specdec.drafters.tree import TreePass, TreePlan
 from specdec.graphs.tree import shared
-from specdec.hf.layers import decoder_layers
+from specdec.hf.layers import ATTENTION_FIELD, decoder_layers, set_implementation
 from specdec.samplers.noise import Drawing
 from specdec.targets import Target
 from specdec.targets.attention import attend as attend_over_slots
@@ -104,7 +104,7 @@ class AssistantHead(nn.Module):
             raise ValueError(f"an assistant has no vocabulary map, got {shown(target_ids)}")
         text, self.config = copy.deepcopy(config.layer.config), config
         self.model = AutoModel.from_config(text)
-        self.model.config._attn_implementation = HEAD_ATTENTION
+        set_implementation(self.model.config, ATTENTION_FIELD, HEAD_ATTENTION)
         del self.model.embed_tokens, self.model.rotary_emb
         self.pre_projection = nn.Linear(2 * config.hidden_size, text.hidden_size, bias=False)
         self.post_projection = nn.Linear(text.hidden_size, config.hidden_size, bias=False)

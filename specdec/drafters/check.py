@@ -10,12 +10,13 @@ from torch import Tensor
 from specdec.arguments import check_integer, shown
 from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.graphs.tree import leaves
+from specdec.torch_names import CHILDREN
 
 
 def check_drafter(drafter: Drafter) -> None:
     """Raises `TypeError` or `ValueError` where the attributes of a drafter cannot be right."""
     name = type(drafter).__name__
-    if "_modules" not in vars(drafter):
+    if CHILDREN not in vars(drafter):
         raise TypeError(f"{name}.__init__ must call super().__init__()")
     check_num_draft_tokens(getattr(drafter, "num_draft_tokens", None), of=f"{name}.")
     if drafter.tree_depth is not None:

@@ -18,6 +18,7 @@ from specdec.drafters.check import check_drafter, check_state
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.tree import Tree
 from specdec.samplers.noise import Drawing
+from specdec.torch_names import CHILDREN, children_of
 from specdec.types import Context, Draft, FeatureLayer, TargetOutput, Verified
 
 if TYPE_CHECKING:
@@ -123,8 +124,8 @@ class WrappedDrafter(Drafter):
     def __copy__(self) -> WrappedDrafter:
         """Over the same weights, with sizes of its own: around a copy of the inner drafter."""
         other = object.__new__(type(self))
-        inner = {**self._modules, "inner": copy(self.inner)}
-        vars(other).update({**vars(self), "_modules": inner})
+        inner = {**children_of(self), "inner": copy(self.inner)}
+        vars(other).update({**vars(self), CHILDREN: inner})
         return other
 
     def settings(self) -> dict[str, Any]:

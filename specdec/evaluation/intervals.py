@@ -36,7 +36,7 @@ class Estimate:
         low: lower end of the interval; NaN where there are fewer than 6 clusters.
         high: upper end.
         level: share of repetitions of the experiment whose interval covers the truth.
-        note: why there is no interval; printed where no format is given.
+        note: what the number is, or why it has no interval; printed where no format is given.
 
     Example:
         >>> print(Estimate(2.684, 2.61, 2.752))
@@ -78,7 +78,7 @@ class Estimate:
             return f"not known{note}"
         if not self.has_interval:
             return f"{self.value:{spec}}{note}"
-        return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+        return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]{note}"
 
     def __str__(self) -> str:
         return format(self)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,7 +19,7 @@ Totals = dict[Hashable, tuple[float, float]]
 
 
 def difference(first: Evaluation, second: Evaluation, of: str = "acceptance_length") -> Estimate:
-    """The estimate `of` the second run minus that of the first, with an interval.
+    """Second minus first: positive where the second run has more `of` it, with an interval.
 
     Prompts differ more than drafters do. Both runs are resampled with the same prompts at a time
     (the same batches, for speed), so what the prompts have in common leaves the interval. All
@@ -47,14 +48,12 @@ def difference(first: Evaluation, second: Evaluation, of: str = "acceptance_leng
         >>> bool(difference(*runs).value >= 0)
         True
     """
-    return _paired(first, second, of, np.subtract)
+    return _paired(first, second, of, np.subtract, "second minus first")
 
 
 def quotient(first: Evaluation, second: Evaluation, of: str = "tokens_per_second") -> Estimate:
-    """The estimate `of` the second run divided by that of the first, with an interval, paired as
-    `difference` is.
-    """
-    return _paired(first, second, of, np.divide)
+    """Second over first: above 1 where the second run has more `of` it; paired likewise."""
+    return _paired(first, second, of, np.divide, "second over first")
 
 
 def p_values(runs: Sequence[Evaluation], of: str) -> np.ndarray:
@@ -80,16 +79,19 @@ def _is_known(run: Evaluation, of: str) -> bool:
     return of not in _PARTS or run.num_draft_tokens is not None
 
 
-def _paired(first: Evaluation, second: Evaluation, of: str, contrast: np.ufunc) -> Estimate:
+def _paired(
+    first: Evaluation, second: Evaluation, of: str, contrast: np.ufunc, name: str
+) -> Estimate:
     table = totals_of([first, second], of)
     if not (_is_known(first, of) and _is_known(second, of)):
-        return Estimate(math.nan, level=first.level)
+        return Estimate(math.nan, level=first.level, note=name)
 
     def contrasted(sums: np.ndarray) -> np.ndarray:
         return contrast(ratio(sums[..., 2:]), ratio(sums[..., :2]))
 
     unit = "prompt" if of in _PARTS else SPEED_UNIT
-    return bootstrap(table.reshape(-1, 4), contrasted, level=first.level, unit=unit)[0]
+    (found,) = bootstrap(table.reshape(-1, 4), contrasted, level=first.level, unit=unit)
+    return replace(found, note="; ".join(filter(None, (name, found.note))))
 
 
 _PARTS = {

@@ -21,6 +21,7 @@ from specdec.arguments import check_integer, check_number
 from specdec.evaluation.pictures import is_processor, tokenizer_of
 from specdec.evaluation.prompts import Prompt, as_prompts, template_reads
 from specdec.generator import SpeculativeGenerator
+from specdec.hf.layers import attention_of
 from specdec.request.call import read_request
 from specdec.request.keywords import OUTPUTS
 from specdec.settings import fingerprint, plain, settings_of_function
@@ -157,7 +158,7 @@ def _parts(generator: SpeculativeGenerator) -> dict[str, Any]:
         "drafter": {**drafter.settings(), "num_draft_tokens": drafter.num_draft_tokens},
         "sampler": generator.sampler.settings(),
         "dtype": str(target.dtype).removeprefix("torch."),
-        "attention": getattr(config, "_attn_implementation", None),
+        "attention": attention_of(config),
         "device": f"{device.type} ({name})",
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
     }

@@ -35,6 +35,7 @@ from specdec.graphs.check import (
 )
 from specdec.graphs.sync import HostSyncError, no_host_sync
 from specdec.graphs.tree import copy_into, leaves, map_tensors
+from specdec.torch_names import clear_workspaces, communicators, end_allocation
 
 _ONE_CAPTURE = threading.Lock()
 """CUDA allows one capture at a time in a process."""
@@ -290,7 +291,7 @@ class Captured:
         index = self.device.index
         index = torch.cuda.current_device() if index is None else index
         with suppress(Exception):  # it was ended, or this version of torch has ended it
-            torch._C._cuda_endAllocateToPool(index, self.pool.handle)
+            end_allocation(index, self.pool.handle)
         with suppress(Exception):  # reported by the error that follows
             torch.cuda.synchronize()
         generator = torch.cuda.default_generators[index]
@@ -413,11 +414,11 @@ def _own_workspaces() -> Iterator[None]:
     threads too. Their memory goes back to the stream that they are used on, whose order keeps them
     valid, as long as it is not unmapped before their kernel is launched: nothing is between here.
     """
-    torch._C._cuda_clearCublasWorkspaces()
+    clear_workspaces()
     try:
         yield
     finally:
-        torch._C._cuda_clearCublasWorkspaces()
+        clear_workspaces()
 
 
 def _release_before_communicators(captured: Captured) -> None:
@@ -432,7 +433,7 @@ def _release_before_communicators(captured: Captured) -> None:
     """
     if not distributed_c10d.is_initialized():
         return
-    members = distributed_c10d._world.comms
+    members = communicators()
     for member in members:
         if isinstance(member, _LiveGraphs):
             break

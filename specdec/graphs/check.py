@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.graphs.tree import leaves, owned_tensors
+from specdec.torch_names import version_of
 
 
 def changeable_tensors(function: Callable[..., Any], inputs: tuple) -> dict[str, Tensor]:
@@ -28,7 +29,7 @@ def parameter_versions(function: Callable[..., Any], inputs: tuple) -> dict[str,
     """
     found = _reached_tensors(function, inputs)
     parameters = {name: x for name, x in found.items() if isinstance(x, nn.Parameter)}
-    return {name: x._version for name, x in parameters.items() if not x.is_inference()}
+    return {name: version_of(x) for name, x in parameters.items() if not x.is_inference()}
 
 
 def _reached_tensors(function: Callable[..., Any], inputs: tuple) -> dict[str, Tensor]:

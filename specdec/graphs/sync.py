@@ -4,11 +4,13 @@ A step that passes under this guard on a CPU can be captured in a CUDA graph: it
 shapes and their addresses do not depend on data that the host would have to look at.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from specdec.torch_names import TorchDispatchMode, arguments_of
 
 _SYNCING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """What torch declares: item(), bool(), int(), nonzero, unique, equal, bincount and others."""
@@ -85,12 +87,12 @@ class _RefuseSyncingOps(TorchDispatchMode):
         return out
 
 
-def _waits(func: OpOverload, args: tuple, kwargs: dict) -> bool:
+def _waits(func: Any, args: tuple, kwargs: dict) -> bool:
     """Whether an operation reads its result on the host, before it returns."""
     names = {str(func.overloadpacket), str(func)}
     if _SYNCING_TAGS.intersection(func.tags) or names & _SYNCING_OPS:
         return True
-    given = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    given = dict(zip(arguments_of(func), args, strict=False)) | kwargs
     if str(func.overloadpacket) == "aten.histc":  # without a range it looks for one
         return given.get("min", 0) == given.get("max", 0)
     return bool(given.get("check_errors"))

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from specdec.torch_names import buffers_of, children_of, parameters_of
+
 ALIGNMENT = 8
 """Bytes at whose multiples every tensor of a transfer begins."""
 _HAS_ROWS = "specdec.has_rows"
@@ -260,7 +262,7 @@ def modules_of(*modules: nn.Module) -> list[nn.Module]:
         module = waiting.pop()
         if module is not None and module not in found:
             found[module] = None
-            if children := module._modules:
+            if children := children_of(module):
                 waiting += reversed(children.values())
     return list(found)
 
@@ -281,9 +283,9 @@ def weight_addresses(*modules: nn.Module) -> tuple[int, ...]:
     """
     tensors: list[Tensor | None] = []
     for part in modules_of(*modules):  # faster than parameters(), and made in every call
-        if table := part._parameters:
+        if table := parameters_of(part):
             tensors += table.values()
-        if table := part._buffers:
+        if table := buffers_of(part):
             tensors += table.values()
     return tuple([tensor.data_ptr() for tensor in tensors if tensor is not None])
 
@@ -315,7 +317,7 @@ def _attributes(owner: Any) -> list[tuple[str, Any]]:
         found = {"func": owner.func, "args": owner.args, "keywords": owner.keywords}
     elif isinstance(owner, nn.Module):
         own = {name: part for name, part in vars(owner).items() if name not in _OF_EVERY_MODULE}
-        found = {**own, **owner._parameters, **owner._buffers, **owner._modules}
+        found = {**own, **parameters_of(owner), **buffers_of(owner), **children_of(owner)}
     else:
         found = getattr(owner, "__dict__", {})
     transient = getattr(owner, "transient_attributes", ())

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from transformers import PreTrainedModel
 
 from specdec.graphs.tree import modules_of
@@ -19,6 +18,8 @@ from specdec.hf.forward import (
     code_of,
     mask_functions,
 )
+from specdec.hf.generation import SAMPLE
+from specdec.torch_names import hooks_of, hooks_of_all_modules
 
 
 def foreign_attention(model: PreTrainedModel) -> str | None:
@@ -63,11 +64,10 @@ def has_own_code(model: PreTrainedModel) -> bool:
     place of forwards, classes, methods and functions of somebody else's.
     """
     modules = modules_of(model)
-    running = [*_global_forward_hooks.values(), *_global_forward_pre_hooks.values()]
+    running = [hook for table in hooks_of_all_modules() for hook in table.values()]
     running += [*code_of(modules), *(getattr(model, name, None) for name in GENERATING)]
     for module in modules:
-        running += module._forward_hooks.values()
-        running += module._forward_pre_hooks.values()
+        running += (hook for table in hooks_of(module) for hook in table.values())
         running.append(vars(module).get("forward"))
     return foreign_attention(model) is not None or not all(map(_is_trusted, running))
 
@@ -86,7 +86,7 @@ def _is_trusted(code: object) -> bool:
     return is_known and _is_trusted(getattr(code, "__wrapped__", None))
 
 
-GENERATING = "prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_sample"
+GENERATING = "prepare_inputs_for_generation", "_update_model_kwargs_for_generation", SAMPLE
 """Methods that HF's `generate` calls between forwards."""
 
 

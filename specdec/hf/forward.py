@@ -13,7 +13,9 @@ import torch
 from torch import nn
 from transformers import AttentionMaskInterface, PreTrainedModel
 
+from specdec.hf.layers import attention_of
 from specdec.hf.versions import newer_than_tried
+from specdec.torch_names import parameters_of
 
 CACHES = "cache", "past_key_values", "cache_params"
 """Names of a forward's argument for its cache: from 5.24 on, before, and of purely recurrent models
@@ -77,15 +79,21 @@ def is_prefix_lm(model: PreTrainedModel) -> bool:
     return model.config.model_type in PREFIX_LMS
 
 
+OFFLOADING = "_hf_hook"
+"""Accelerate's attribute of a module with hooks; without it, offloaded models are refused as models
+on the meta device.
+"""
+
+
 def device_of(module: nn.Module) -> torch.device | None:
     """Where a module computes: the device of its first weight, or, where that is offloaded, the one
     to which accelerate's hook brings it. `None` for a module without weights.
     """
     for part in module.modules():
-        for weight in part._parameters.values():
+        for weight in parameters_of(part).values():
             if weight is not None and not weight.is_meta:
                 return weight.device
-            hook = None if weight is None else getattr(part, "_hf_hook", None)
+            hook = None if weight is None else getattr(part, OFFLOADING, None)
             for one in getattr(hook, "hooks", [hook]):  # a `SequentialHook` has several
                 if getattr(one, "execution_device", None) is not None:
                     return torch.device(one.execution_device)
@@ -103,7 +111,7 @@ def attention_homes(modules: Sequence[nn.Module]) -> list[ModuleType]:
 def attention_names(modules: Sequence[nn.Module]) -> list[str]:
     """Names of the attention functions that the configurations of models among these ask for."""
     configs = (module.config for module in modules if isinstance(module, PreTrainedModel))
-    names = dict.fromkeys(config._attn_implementation for config in configs)
+    names = dict.fromkeys(attention_of(config) for config in configs)
     return [name for name in names if name is not None]
 
 
@@ -122,7 +130,7 @@ def mask_functions(homes: Sequence[ModuleType], names: Sequence[str]) -> list[Ca
     """What makes the masks of models of these files where the configuration asks for these names:
     functions that are registered, and those that the files call.
     """
-    registered = (AttentionMaskInterface._global_mapping.get(name) for name in names)
+    registered = (AttentionMaskInterface().get(name) for name in names)
     called = (
         value
         for home in homes

@@ -5,10 +5,11 @@ refuses, processors that keep no state, and what a call was given.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
-from transformers import GenerationMixin
-from transformers.generation import logits_process
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.generation import PrefixConstrainedLogitsProcessor, logits_process, utils
 
 FILTERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """Settings of HF that `LogitsFilter` applies, with the value that does nothing."""
@@ -124,6 +125,31 @@ UNUSED = {
     "compile_config": ((), "SpeculativeGenerator(graphs=) says what is captured; leave it out"),
 }
 """Settings of how HF computes, which change nothing here, values that HF ignores, too, and why."""
+
+
+SAMPLE, PREFILL = "_sample", "_prefill"
+"""Methods by which HF's `generate` reads prompts and chooses tokens. A model type whose prompts are
+pictures is refused by its self-test where they have other names.
+"""
+
+
+def processors_of(model: PreTrainedModel, config: GenerationConfig, **call: Any) -> Any:
+    """The logits processors that HF makes of a configuration for a call; private in HF, and as
+    needed as `generate`: without it, an AttributeError names it.
+    """
+    return model._get_logits_processor(config, **call)
+
+
+def speculative_sampling() -> Callable:
+    """HF's rule of assisted generation, which `certify` tries; needed nowhere else."""
+    return utils._speculative_sampling
+
+
+def prefix_function(processor: PrefixConstrainedLogitsProcessor) -> Any:
+    """What says which tokens may follow; the processor itself where the name is another, which is
+    then taken for one that may keep state.
+    """
+    return getattr(processor, "_prefix_allowed_tokens_fn", processor)
 
 
 def call_of_generate() -> dict[str, Any]:

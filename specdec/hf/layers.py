@@ -12,6 +12,24 @@ ATTENTION_FIELD, EXPERTS_FIELD = "_attn_implementation_internal", "_experts_impl
 """Fields of a configuration with the implementation that its layers run."""
 
 
+def attention_of(config: object) -> str | None:
+    """The attention function that a configuration asks for."""
+    return getattr(config, ATTENTION_FIELD, None)
+
+
+def is_stateful(model: PreTrainedModel) -> bool:
+    """Whether HF says of a model that its layers keep a recurrent state. Without the name, kinds of
+    layers say so, and what stays unknown does not pass the self-test.
+    """
+    return getattr(model, "_is_stateful", False)
+
+
+OWN_ATTENTION, SPLIT_HEADS, SPARSE = "_attn", "_split_heads", "_gaussian_topk"
+"""Methods that are replaced in views of GPT-Neo, of Falcon and of Gemma 3n. Under other names the
+first and the last are not recognised, and such models do not pass the self-test.
+"""
+
+
 def set_implementation(config: object, field: str, implementation: str) -> None:
     """Changes one of these fields, without HF's checks; configurations without it stay as they
     are.

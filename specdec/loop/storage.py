@@ -24,6 +24,7 @@ from specdec.samplers import LogitsFilter
 from specdec.slots.room import memory_bytes
 from specdec.targets import Target
 from specdec.targets.target import SlotModel
+from specdec.torch_names import parameters_of
 
 if TYPE_CHECKING:
     from specdec.loop.replay import Replay
@@ -296,7 +297,7 @@ def _frozen_values(parts: Parts, captures: bool) -> tuple:
     plain = (int, float, str, type(None))
     kept = [(n, v) for n, v in settings if isinstance(v, plain) or is_dataclass(v)]
     models = [value.route for _, value in settings if isinstance(value, SlotModel)]
-    weights = [weight for module in modules for weight in module._parameters.values()]
+    weights = [weight for module in modules for weight in parameters_of(module).values()]
     dtypes = sorted(map(str, {weight.dtype for weight in weights if weight is not None}))
     owners = parts.target.model, parts.drafter, parts.sampler
     addresses = weight_addresses(*owners) if captures else ()

@@ -40,6 +40,7 @@ from specdec.hf.generation import (
     HEALING,
     UNSUPPORTED,
     UNUSED,
+    processors_of,
 )
 from specdec.request.keywords import OUTPUTS, GenerateOptions
 from specdec.request.sampling import Sampling
@@ -308,7 +309,8 @@ def _processors_alone(
     config.max_length -= missing
     if config.min_new_tokens is not None:  # HF has made a min_length of it
         config.min_length -= missing
-    processors = model._get_logits_processor(
+    processors = processors_of(
+        model,
         config,
         input_ids_seq_length=ids.shape[1],
         encoder_input_ids=ids,

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PrefixConstrainedLogitsProcessor
 
 from specdec.arguments import name_of, shown
-from specdec.hf.generation import STATELESS
+from specdec.hf.generation import STATELESS, prefix_function
 from specdec.request.grammar import GrammarProcessor
 
 
@@ -28,7 +28,7 @@ def refuse_stateful(processors: LogitsProcessorList) -> None:
             continue
         judged, name = processor, name_of(processor)
         if type(processor) is PrefixConstrainedLogitsProcessor:  # as stateless as its function
-            judged = processor._prefix_allowed_tokens_fn
+            judged = prefix_function(processor)
             name = f"{name_of(judged)} of {name}"
         if not (getattr(judged, "is_stateless", None) is True or _is_plain(judged)):
             if type(judged).__module__.startswith("transformers."):

@@ -3,6 +3,7 @@
 from specdec.arguments import shown
 from specdec.samplers.base import Sampler
 from specdec.samplers.noise import Noise
+from specdec.torch_names import CHILDREN
 
 
 def check_sampler(sampler: Sampler) -> None:
@@ -15,7 +16,7 @@ def check_sampler(sampler: Sampler) -> None:
     name = type(sampler).__name__
     if not isinstance(sampler, Sampler):
         raise TypeError(f"sampler must be a specdec Sampler, got {shown(sampler)}")
-    if "_modules" not in vars(sampler):
+    if CHILDREN not in vars(sampler):
         raise TypeError(f"{name}.__init__ must call super().__init__()")
     flags = "lossless", "uses_draft_probs", "uses_accept_draws", "takes_trees"
     for flag in flags:

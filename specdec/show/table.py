@@ -60,10 +60,10 @@ class Table:
 
     def markdown(self) -> str:
         """As GitHub reads it; a bar inside a cell is escaped."""
-        rows = self._rows(lambda cell: cell.replace("|", "\\|"), "**{}**")
-        text = [f"| {' | '.join(line)} |" for line in [self.header, *rows]]
+        rows = [[*map(_markdown, self.header)], *self._rows(_markdown, "**{}**")]
+        text = [f"| {' | '.join(line)} |" for line in rows]
         text.insert(1, "|" + "---|" * self.labels + "---:|" * (len(self.header) - self.labels))
-        return "\n".join([*text, *(f"\n{note}" for note in self.notes)])
+        return "\n".join([*text, *(f"\n{_line(note)}" for note in self.notes)])
 
     def latex(self, *, caption: str | None = None, label: str | None = None) -> str:
         """A `tabular` with the rules of the package booktabs, and the notes as comments.
@@ -77,7 +77,7 @@ class Table:
         frame = need("pandas", "to_latex()").DataFrame(rows, columns=header)
         text = frame.to_latex(index=False, escape=False, column_format=columns)
         if caption is None and label is None:
-            return text + "\n".join(f"% {note}" for note in self.notes)
+            return text + "\n".join(f"% {_line(note)}" for note in self.notes)
         around = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}" * bool(caption)]
         around += [rf"\label{{{label}}}" * bool(label), text.rstrip()]
         around += [r"\par\smallskip{\footnotesize " + " ".join(map(_latex, self.notes)) + "}"]
@@ -130,13 +130,22 @@ class Table:
         return grid
 
 
+def _line(text: str) -> str:
+    """Text in one line: an end of a line would end a row of a table, or a comment."""
+    return printable(" ".join(text.split()))
+
+
+def _markdown(text: str) -> str:
+    return _line(text).replace("|", "\\|")
+
+
 def _latex(text: str) -> str:
     """Text with the characters escaped that LaTeX would obey; signs and stars of numbers as
     mathematics.
     """
     named = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum"}
     escapes = {c: f"\\{c}" for c in "&%$#_{}"} | {c: f"\\text{n}{{}}" for c, n in named.items()}
-    text = text.translate(str.maketrans(escapes | {"±": r"$\pm$", "≤": r"$\le$"}))
+    text = _line(text).translate(str.maketrans(escapes | {"±": r"$\pm$", "≤": r"$\le$"}))
     text = re.sub(r"(?<![\w.)-])-(?=\d)", "$-$", text)
     return re.sub(r"(?<!\*)(\*{1,3})(?!\*)", r"$^{\1}$", text)
 

@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 
 from specdec.graphs.tree import modules_of
@@ -23,7 +22,9 @@ from specdec.hf.layers import (
     IGNORED_ATTRIBUTES,
     INDEXED_LAYERS,
     WINDOWED_LAYERS,
+    attention_of,
     has_compressor,
+    is_stateful,
 )
 from specdec.hf.positions import position_limit
 from specdec.hf.refusals import cause_of_refusal
@@ -45,6 +46,7 @@ from specdec.targets.trial.witness import (
 from specdec.targets.views import open_view
 from specdec.targets.watch import copied_values, structure
 from specdec.targets.wrappers import refuse_joint_quantisation, remark_on_hooks, replaced_forwards
+from specdec.torch_names import hooks_of_all_modules, is_hook_table
 
 _KNOWN: WeakKeyDictionary[PreTrainedModel, dict[bool | None, tuple]] = WeakKeyDictionary()
 """Of each model that was tried: (description, route), by `fuse`."""
@@ -178,7 +180,7 @@ def _through_attention_interface(model: PreTrainedModel) -> Route:
     stored = stored_of(view, slot_window=learned.__setitem__)
     windows: dict[int, int | Chunk | None] = {}
     for layer, (mask, module, has_softcap) in learned.items():
-        if has_softcap and model.config.get_text_config()._attn_implementation == "sdpa":
+        if has_softcap and attention_of(model.config.get_text_config()) == "sdpa":
             raise PlainForwardError(
                 f"{type(model).__name__} caps its attention scores, which HF's sdpa leaves "
                 "out; load it with attn_implementation='eager'"
@@ -222,8 +224,8 @@ def stored_of(view: PreTrainedModel, **options: object) -> dict[str, Any]:
     """
     kinds = set(getattr(view.config.get_text_config(), "layer_types", None) or ())
     is_compressed = any(map(has_compressor, view.modules()))
-    is_stateful = getattr(view, "_is_stateful", False) and not is_compressed
-    is_recurrent = is_stateful or not kinds <= {"full_attention", *INDEXED_LAYERS, *WINDOWED_LAYERS}
+    has_state = is_stateful(view) and not is_compressed
+    is_recurrent = has_state or not kinds <= {"full_attention", *INDEXED_LAYERS, *WINDOWED_LAYERS}
     is_indexed = not kinds.isdisjoint(INDEXED_LAYERS)
     has_own_layers = is_indexed or is_compressed
     cache = DynamicCache(config=view.config) if has_own_layers else DynamicCache()
@@ -275,8 +277,8 @@ def description(model: PreTrainedModel) -> tuple:
     modules = [(ref(m), *_settings(m)) for m in model.modules()]
     configs = {id(m.config): m.config for m in model.modules() if "config" in vars(m)}
     values = {number: copied_values(config) for number, config in configs.items()}
-    functions = [*code_of(modules_of(model)), AttentionInterface._global_mapping[ATTENTION]]
-    everywhere = *_global_forward_hooks.values(), *_global_forward_pre_hooks.values()
+    functions = [*code_of(modules_of(model)), AttentionInterface()[ATTENTION]]
+    everywhere = (hook for table in hooks_of_all_modules() for hook in table.values())
     code = [*map(_weakly, (*functions, *everywhere))]
     read = _Reading(read_little(model)) if has_own_code(model) else None
     tensors = [(t.dtype, t.device, t.shape) for t in (*model.parameters(), *model.buffers())]
@@ -297,7 +299,7 @@ def _settings(module: nn.Module) -> tuple[dict, list]:
             values[name] = _Same(value)
         elif callable(value) and not isinstance(value, nn.Module):
             code.append(_weakly(value))
-        elif "_hooks" in name and isinstance(value, dict):
+        elif is_hook_table(name) and isinstance(value, dict):
             code += map(_weakly, value.values())
     return values, code
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from torch import nn
 from transformers import PreTrainedModel
 
-from specdec.hf.layers import EXPERTS, has_compressor, reads_chosen_keys
+from specdec.hf.layers import EXPERTS, OWN_ATTENTION, SPARSE, has_compressor, reads_chosen_keys
 from specdec.targets.view import private_view
 
 Mark = Callable[[nn.Module], bool]
@@ -40,11 +40,11 @@ def has_quantised_weight(module: nn.Module) -> bool:
 FAMILIES: dict[str, Mark] = {
     "indexed": reads_chosen_keys,  # DeepSeek-V3.2, GLM 5
     "compressed": has_compressor,  # DeepSeek-V4
-    "own_attention": _has("_attn"),  # GPT-Neo, GPT-NeoX Japanese
+    "own_attention": _has(OWN_ATTENTION),  # GPT-Neo, GPT-NeoX Japanese
     "biases": lambda m: hasattr(m, "build_alibi_tensor") or getattr(m, "use_alibi", False),
     "heads": _has("new_decoder_architecture"),  # Falcon
     "convolutions": _has("forget_gate"),  # Kimi Linear, Ling 2.5
-    "streams": _has("_gaussian_topk"),  # Gemma 3n
+    "streams": _has(SPARSE),  # Gemma 3n
     "adapters": _is_peft,
 }
 """In the order in which views are edited."""

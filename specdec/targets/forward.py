@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from specdec.slots.attention import window_mask
 from specdec.slots.cache import SlotCache, Window
 from specdec.targets.route import Route
+from specdec.torch_names import is_hooked
 from specdec.types import FeatureLayer
 
 
@@ -109,9 +110,7 @@ def _no_logits(views: Views, view: PreTrainedModel) -> int | slice:
         return slice(0, 0) if views.feature_layers else 1
     head = view.get_output_embeddings()
     is_plain = type(head) is nn.Linear and type(head.weight) is nn.Parameter
-    is_alone = is_plain and "forward" not in vars(head)
-    is_watched = is_alone and (head._forward_hooks or head._forward_pre_hooks)
-    return slice(0, 0) if is_alone and not is_watched else 1  # others may want a token
+    return slice(0, 0) if is_plain and not is_hooked(head) else 1  # others may want a token
 
 
 def note_feature(running, layer, is_output: bool, streams, forward: Callable, *args, **kwargs):

@@ -22,6 +22,7 @@ from transformers.generation import GenerationMixin, MaxLengthCriteria, Stopping
 
 from specdec.arguments import shown
 from specdec.hf.forward import CACHES, is_prefix_lm
+from specdec.hf.generation import PREFILL, SAMPLE
 from specdec.hf.layers import decoder_layers
 from specdec.hf.prompts import NOT_READ, why_not_read
 from specdec.slots.attention import sees
@@ -29,6 +30,7 @@ from specdec.slots.cache import Chunk
 from specdec.targets.prompt_inputs import WHOLE, PromptInputs
 from specdec.targets.route import Route
 from specdec.targets.view import private_view, wrap_forward
+from specdec.torch_names import is_hook_table
 
 NUM_COMPARED = 4
 """Tokens that HF goes on for in the self-test of a kind of prompt."""
@@ -41,7 +43,7 @@ def reading_view(model: PreTrainedModel) -> PreTrainedModel:
         if "rope_deltas" in vars(module):  # of somebody's last call
             module.rope_deltas = None
         for name, value in vars(module).items():  # HF registers hooks when towers first run
-            if "_hooks" in name and isinstance(value, dict):
+            if is_hook_table(name) and isinstance(value, dict):
                 vars(module)[name] = copy.copy(value)
     return view
 
@@ -106,11 +108,11 @@ class Recording:
         own |= {name: copy.deepcopy(own[name]) for name in CACHES if own.get(name) is not None}
         if not self.goes_on:
             with suppress(_ReachedError):
-                self.view._prefill(input_ids, config, own)
+                getattr(self.view, PREFILL)(input_ids, config, own)
             return
         most = MaxLengthCriteria(input_ids.shape[1] + NUM_COMPARED)
         parts = LogitsProcessorList(), StoppingCriteriaList([most]), config
-        out = self.view._sample(input_ids, *parts, **own)
+        out = getattr(self.view, SAMPLE)(input_ids, *parts, **own)
         self.logits = torch.stack(out.logits, dim=1)
         self.new_tokens = out.sequences[:, input_ids.shape[1] :]
 

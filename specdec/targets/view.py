@@ -17,6 +17,8 @@ from typing import TypeVar
 from torch import nn
 from transformers import GenerationConfig, PreTrainedConfig
 
+from specdec.torch_names import COMPILED_CALL, COMPILED_FROM, SHARED, is_hook_table
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -86,11 +88,9 @@ def shared_with_model(view: nn.Module) -> list[tuple[str, dict | set, dict | set
 
 
 def _is_shared(name: str) -> bool:
-    return name in _SHARED or "_hooks" in name
+    return name in SHARED or is_hook_table(name)
 
 
-_SHARED = {"_parameters", "_buffers", "_non_persistent_buffers_set"}
-"""Dictionaries that a module shares with its view, beside those of hooks."""
 _DICTIONARIES = dict, OrderedDict
 """The latter holds the modules of a list of torch's after `del layers[i]`."""
 
@@ -124,8 +124,8 @@ class _Viewer:
             return type(value)((key, self.view(item)) for key, item in value.items())
         if isinstance(value, type) or not callable(value):
             return value
-        if hasattr(value, "_torchdynamo_orig_callable"):  # compiled for the model, not for a view
-            return self.view(value._torchdynamo_orig_callable)
+        if hasattr(value, COMPILED_FROM):  # compiled for the model, not for a view
+            return self.view(getattr(value, COMPILED_FROM))
         if isinstance(value, MethodType):
             is_of_module = isinstance(value.__self__, nn.Module)
             func, owner = value.__func__, value.__self__
@@ -169,7 +169,7 @@ class _Viewer:
         other = object.__new__(type(module))
         self._views[id(module)] = other
         for name, value in vars(module).items():
-            if name == "_compiled_call_impl":
+            if name == COMPILED_CALL:
                 value = None  # it would run the model instead of the view
             other.__dict__[name] = value if _is_shared(name) else self.view(value)
         return other

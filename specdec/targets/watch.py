@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from functools import partial
 
 from torch import nn
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from specdec import torch_names
 from specdec.graphs.tree import modules_of
 from specdec.hf.foreign import has_own_code
 from specdec.hf.forward import code_of
@@ -73,9 +73,8 @@ def hooks_of(modules: Sequence[nn.Module]) -> list[tuple[dict, dict]]:
     """The dictionaries of hooks of these modules, and of all, that are not empty, each with a copy
     of itself as it is now, but for hooks of one call (`activation_in`).
     """
-    held = [(m._forward_hooks, m._forward_pre_hooks) for m in modules]
-    everywhere = _global_forward_hooks, _global_forward_pre_hooks
-    found = [hooks for pair in (everywhere, *held) for hooks in pair if hooks]
+    tables = torch_names.hooks_of_all_modules(), *map(torch_names.hooks_of, modules)
+    found = [hooks for pair in tables for hooks in pair if hooks]
     own = [{n: h for n, h in hooks.items() if activation_in(h) is None} for hooks in found]
     return [pair for pair in zip(found, own, strict=True) if pair[1]]
 
@@ -94,7 +93,7 @@ def activation_in(hook: object) -> list[int | None] | None:
 @contextmanager
 def without_activation(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Without such hooks, which are of the rows of one call."""
-    before = [(m._forward_pre_hooks, dict(m._forward_pre_hooks)) for m in modules]
+    before = [(hooks, dict(hooks)) for hooks in map(torch_names.pre_hooks_of, modules)]
     for hooks, kept in before:
         for number, hook in kept.items():
             if activation_in(hook) is not None:
@@ -120,7 +119,7 @@ def refuse_adapters_by_row(modules: Iterable[nn.Module]) -> None:
     name for each row of the batch.
     """
     for module in modules:
-        for hook in module._forward_pre_hooks.values():
+        for hook in torch_names.pre_hooks_of(module).values():
             if isinstance(hook, partial) and "adapter_names" in hook.keywords:
                 raise ValueError(
                     "adapter_names= works inside of model.generate, by hooks in the layers; write "

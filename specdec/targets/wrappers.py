@@ -7,14 +7,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from transformers import PreTrainedModel
 
 from specdec.arguments import shown
 from specdec.hf.foreign import foreign_method
 from specdec.hf.forward import cache_argument
+from specdec.hf.generation import SAMPLE
 from specdec.hf.layers import UNDERSTOOD_LAYERS
 from specdec.hf.refusals import cause_of_refusal
+from specdec.torch_names import compiled_from, hooks_of, hooks_of_all_modules
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
@@ -32,8 +33,8 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
             line works.
         ValueError: an adapter that is not in the model's layers (prompt tuning, prefix tuning).
     """
-    if hasattr(model, "_orig_mod"):
-        return unwrap(model._orig_mod)
+    if (inner := compiled_from(model)) is not None:
+        return unwrap(inner)
     if isinstance(model, PreTrainedModel):
         return model
     has_adapters = isinstance(model, nn.Module) and hasattr(model, "peft_config")
@@ -76,7 +77,7 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
             f"{name} is an encoder-decoder model; specdec decodes decoder-only models. Use HF "
             "generate for it"
         )
-    if foreign_method(model, "_sample"):
+    if foreign_method(model, SAMPLE):
         raise ValueError(
             f"{name} has a _sample of its own, by which its generate chooses tokens, and specdec "
             "chooses them by a sampler; use its own generate"
@@ -97,13 +98,19 @@ def refuse_training(model: PreTrainedModel) -> None:
     """
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
+            is_dropout = isinstance(module, _DROPOUT)
             is_rate = is_dropout or "drop" in name or "jitter" in name
             if is_rate and type(value) is float and value > 0:
                 raise ValueError(
                     f"{type(model).__name__} is in training mode, where dropout changes its output "
                     f"({path}.{name}={value}); call model.eval() first"
                 )
+
+
+_DROPOUT = (
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(nn.AlphaDropout, nn.FeatureAlphaDropout),
+)
 
 
 @torch.inference_mode()
@@ -160,10 +167,10 @@ def remark_on_hooks(model: PreTrainedModel) -> str:
     hooked = (
         name or type(model).__name__
         for name, module in model.named_modules()
-        if module._forward_hooks or module._forward_pre_hooks
+        if any(hooks_of(module))
     )
     names = ", ".join([*dict.fromkeys([*hooked, *replaced_forwards(model)])][:3])
-    everywhere = " of all modules" if _global_forward_hooks or _global_forward_pre_hooks else ""
+    everywhere = " of all modules" if any(hooks_of_all_modules()) else ""
     if not names and not everywhere:
         return ""
     return (

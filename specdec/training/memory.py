@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from specdec.graphs.tree import leaves
+from specdec.torch_names import TorchDispatchMode, buffers_of, parameters_of
 
 
 class LiveBytes(TorchDispatchMode):
@@ -43,7 +44,7 @@ class LiveBytes(TorchDispatchMode):
         """Counts tensors that were there before."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            key = storage._cdata
+            key = id(storage)
             if key not in self._sizes:
                 self._sizes[key] = storage.nbytes()
                 self.now += self._sizes[key]
@@ -58,7 +59,7 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         """Runs an operation, and counts what it returns."""
         found = func(*args, **(kwargs or {}))
-        self.take_in(each for each in tree_leaves(found) if isinstance(each, Tensor))
+        self.take_in(each for _, each in leaves(found) if isinstance(each, Tensor))
         return found
 
 
@@ -92,7 +93,7 @@ def step_memory(
     """What the second step of a training takes, when the optimiser has its state.
 
     Args:
-        objective: that is trained; of fake tensors (`torch._subclasses.FakeTensorMode`, active
+        objective: that is trained; of fake tensors (`FakeTensorMode`, active
             while it is called) nothing is computed.
         target: its teacher.
         optimizer: of its parameters.
@@ -125,8 +126,8 @@ def step_memory(
                 del loss
             optimizer.step()
             optimizer.zero_grad()
-    kept = tree_leaves([*optimizer.state.values()])
-    of_optimizer = sum(each.nbytes for each in kept if isinstance(each, Tensor))
+    kept = leaves([*optimizer.state.values()])
+    of_optimizer = sum(each.nbytes for _, each in kept if isinstance(each, Tensor))
     return StepMemory(of_target, of_head, of_optimizer, live.most)
 
 
@@ -139,11 +140,11 @@ def move_parameters(module: nn.Module, device: torch.device) -> None:
     """
     moved: dict[int, nn.Parameter] = {}
     for part in module.modules():
-        for name, weight in part._parameters.items():
+        for name, weight in parameters_of(part).items():
             if weight is not None and weight.device.type != device.type:
                 if id(weight) not in moved:
                     moved[id(weight)] = nn.Parameter(weight.data.to(device), weight.requires_grad)
-                part._parameters[name] = moved[id(weight)]
-        for name, buffer in part._buffers.items():
+                parameters_of(part)[name] = moved[id(weight)]
+        for name, buffer in buffers_of(part).items():
             if buffer is not None and buffer.device.type != device.type:
-                part._buffers[name] = buffer.to(device)
+                buffers_of(part)[name] = buffer.to(device)

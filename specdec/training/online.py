@@ -17,6 +17,7 @@ from specdec.arguments import check_integer
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.wrapped import WrappedDrafter
 from specdec.samplers.noise import Drawing
+from specdec.torch_names import buffers_of
 from specdec.types import Context, Draft, Verified
 
 
@@ -102,8 +103,8 @@ class KeepVerified(WrappedDrafter):
         most = self._ids.shape[1] - 1
         check_integer("num_draft_tokens of KeepVerified", self.num_draft_tokens, 0, most)
         check_integer("top_k", self.top_k, 1, vocab_size)
-        for name, table in self._buffers.items():
-            self._buffers[name] = table.to(device)
+        for name, table in (tables := buffers_of(self)).items():
+            tables[name] = table.to(device)
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device

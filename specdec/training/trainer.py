@@ -20,6 +20,7 @@ from torch.distributed import checkpoint
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from specdec.arguments import check_integer, check_number
+from specdec.hf.trainer import train_on_one_gpu
 from specdec.training.callbacks import BatchSizes, Clock, Interruption
 from specdec.training.data import PackedStream
 from specdec.training.optimizer import MuonAdamW
@@ -152,7 +153,7 @@ class ObjectiveTrainer(Trainer):
         self.batch_sizes = BatchSizes(rows, args.world_size)
         callbacks = [self.clock, self.batch_sizes, self.interruption, *(callbacks or ())]
         super().__init__(model, args, train_dataset=train_dataset, callbacks=callbacks, **options)
-        args._n_gpu = min(args.n_gpu, 1)  # as HF does for models that its DataParallel cannot copy
+        train_on_one_gpu(args)
         if args.torch_compile:  # one program per row length: symbolic sizes would make each slower
             self.accelerator.state.dynamo_plugin.dynamic = False
 

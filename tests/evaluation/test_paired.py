@@ -40,6 +40,15 @@ def test_a_difference_is_that_of_the_estimates_and_turns_its_sign(pairs):
         assert forth.value <= forth.high + 1e-12
 
 
+def test_what_is_printed_of_two_runs_says_which_is_first():
+    many, few = run([2] * 6), run([1] * 6)
+    assert str(difference(few, many)) == "1.00 [1.00, 1.00] (second minus first)"
+    assert f"{difference(few, many):.1f}" == "1.0 [1.0, 1.0]"
+    assert str(quotient(few, many)).endswith("] (second over first)")
+    words = str(difference(run([1] * 2), run([2] * 2)))
+    assert words.startswith("1.00 (second minus first; no interval")
+
+
 def test_what_prompts_have_in_common_leaves_the_interval():
     """One more accepted for each prompt: exactly 1, whatever the prompts are."""
     generator = np.random.default_rng(0)

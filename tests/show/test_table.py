@@ -52,6 +52,21 @@ def test_a_cell_cannot_break_a_table_nor_command_the_terminal():
     assert text.splitlines() == ["a\\x1b[2Jb", "c\\rd", "e\\nf"]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n", "\x0b", "\u2028"])
+def test_an_end_of_a_line_ends_neither_a_row_nor_a_note(end):
+    pytest.importorskip("pandas")
+    words = f"one{end}\\two", f"three{end}| four", f"five{end}& six"
+    table = Table([words[0], "n"], [[words[1], words[2]]], (f"seven{end}eight",))
+    lines = table.markdown().split("\n")
+    assert lines[:2] == [r"| one \two | n |", "|---|---:|"]
+    assert lines[2:] == [r"| three \| four | five & six |", "", "seven eight"]
+    rows = table.latex().splitlines()
+    assert r"one \textbackslash{}two & n \\" in rows
+    assert r"three | four & five \& six \\" in rows
+    assert rows[-1] == "% seven eight"
+    assert "{\\footnotesize seven eight}" in table.latex(caption="c")
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_only_a_terminal_gets_a_rule_and_wide_characters_stand_in_columns(is_terminal, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)

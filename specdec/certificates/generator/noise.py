@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.certificates.generator.reading import inputs_of
 from specdec.generator import SpeculativeGenerator
@@ -25,6 +24,7 @@ from specdec.loop.host import Generation
 from specdec.request import Sampling
 from specdec.request.lists import left_padded
 from specdec.samplers import Stream
+from specdec.torch_names import TorchDispatchMode
 
 _CONTINUOUS = {"rand", "rand_like", "randn", "randn_like", "uniform", "normal", "exponential"}
 _DISCRETE = {"multinomial", "bernoulli", "randint", "randint_like", "randperm", "random", "poisson"}
@@ -203,7 +203,7 @@ class _RandomCalls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        name = func._schema.name.removeprefix("aten::").strip("_")
+        name = func.overloadpacket.__name__.strip("_")
         if name in _CONTINUOUS | _DISCRETE:
             self.calls[name] += 1
         if name in _CONTINUOUS and isinstance(out, Tensor) and out.numel():

@@ -29,6 +29,7 @@ from specdec.arguments import shown
 from specdec.certificates.sampler.paths import Paths
 from specdec.certificates.sampler.problems import Problems
 from specdec.samplers import Sampler
+from specdec.torch_names import version_of
 
 _LIBRARIES = {"specdec", *sys.stdlib_module_names}
 """Whose own classes and functions are not looked into, nor are those of installed packages."""
@@ -147,7 +148,7 @@ def _inside(name: str, value: object) -> Iterator[tuple[str, object]]:
 def _content(tensor: Tensor) -> tuple:
     """A value that is equal for tensors of equal bits."""
     numbers = tensor.detach().flatten()
-    changes = 0 if tensor.is_inference() or numbers.numel() <= _MOST else tensor._version
+    changes = 0 if tensor.is_inference() or numbers.numel() <= _MOST else version_of(tensor)
     numbers = numbers[:: max(numbers.numel() // _MOST, 1)].cpu()
     numbers = numbers.clone(memory_format=torch.contiguous_format)  # of stride 1, even if single
     bits = hash(numbers.view(torch.uint8).numpy().tobytes())

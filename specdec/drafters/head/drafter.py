@@ -7,7 +7,6 @@ attention head, S slots.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_placement
+from specdec.drafters import files
 from specdec.drafters.base import TreeDrafter, check_num_draft_tokens
 from specdec.drafters.head.layers import look_up
 from specdec.drafters.head.pictures import PlacedRows
@@ -160,10 +160,9 @@ class HeadDrafter(TreeDrafter):
             ValueError: an unsafe, damaged, unsupported or contradictory checkpoint, or one of a
                 head for another target.
         """
-        # Above the drafters, which they know.
-        load = import_module("specdec.checkpoints.drafter").load
-        family = import_module("specdec.checkpoints.families").family_of_drafter(cls)
         options |= {"proposal": proposal, "draft_temperature": draft_temperature, "tree": tree}
+        family = files.checkpoints("families").family_of_drafter(cls)
+        load = files.checkpoints("drafter").load
         return load(path_or_id, target, num_draft_tokens, families=(family,), **options)
 
     def save_pretrained(
@@ -182,8 +181,7 @@ class HeadDrafter(TreeDrafter):
         target, options = self._borrowed, {"num_draft_tokens": max(self.num_draft_tokens, 1)}
         options |= {"verifier": verifier or target.name, "target_layers": target.num_layers}
         options |= {"embed_tokens": target.embeddings.weight, "lm_head": target.lm_head.weight}
-        above = import_module("specdec.checkpoints.export")
-        return above.save_head(self.head, folder, layout, **options)
+        return files.checkpoints("export").save_head(self.head, folder, layout, **options)
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Refuses another vocabulary or device, and more tokens than a block or the ids allow."""

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from specdec.drafters.head.layers import Attend
 from specdec.drafters.head.rotary import cosines_and_sines
-from specdec.hf.layers import decoder_layers
+from specdec.hf.layers import ATTENTION_FIELD, decoder_layers, set_implementation
 from specdec.kernels import AttentionOptions
 from specdec.slots.cache import KeyValueShape
 
@@ -75,7 +75,7 @@ class HFLayer(nn.Module):
     ):
         super().__init__()
         config = copy.deepcopy(config)
-        config._attn_implementation = HEAD_ATTENTION
+        set_implementation(config, ATTENTION_FIELD, HEAD_ATTENTION)
         self.layer = layer_class(config, like)
         layer_types = getattr(config, "layer_types", None) or ()
         is_sliding = like < len(layer_types) and layer_types[like] == "sliding_attention"

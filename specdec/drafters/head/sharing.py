@@ -46,7 +46,7 @@ def borrow(config: HeadConfig, model: PreTrainedModel) -> Borrowed:
     features_of = config.target_hidden_size if config.feature_layers else None
     check_target(model, features_of, config.vocab_size)
     embeddings, lm_head = model.get_input_embeddings(), model.get_output_embeddings()
-    theirs, name = model.config.get_text_config(), getattr(model.config, "_name_or_path", None)
+    theirs, name = model.config.get_text_config(), getattr(model.config, "name_or_path", None)
     hidden_size = theirs.hidden_size
     for what, is_own, width in (
         ("embeddings", config.has_embed_tokens, embeddings.weight.shape[1]),

@@ -6,7 +6,6 @@ Legend: B rows, N new tokens, K draft tokens, D depths, H width of the head, W w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdec.drafters import files
 from specdec.drafters.head.drafter import HeadDrafter, HeadState
 from specdec.drafters.head.window import Pass, WindowPlan
 from specdec.drafters.mtp.head import MTPHead
@@ -99,7 +99,7 @@ class MTPDrafter(HeadDrafter):
         """Writes the head in the library's own layout, or the target with the head in one that
         engines read. Args and Raises: as `save_modules`.
         """
-        import_module("specdec.checkpoints.mtp").save_modules(self.head, folder, layout, target)
+        files.checkpoints("mtp").save_modules(self.head, folder, layout, target)
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device

@@ -19,6 +19,7 @@ from specdec.arguments import shown
 from specdec.targets.edits.edit import Running
 from specdec.targets.view import wrap_forward
 from specdec.targets.watch import ACTIVATED, activation_in
+from specdec.torch_names import pre_hooks_of
 
 _INSTEAD = "generate with one adapter at a time (model.set_adapter, then generator.refresh())"
 
@@ -116,7 +117,7 @@ def activation(
         model: the HF model inside.
         prompts: ids of each row.
     """
-    hooks = activated_layers(model)[0]._forward_pre_hooks.values()
+    hooks = pre_hooks_of(activated_layers(model)[0]).values()
     found = next(filter(None, map(activation_in, hooks)), None)  # inside of PEFT's generate
     if found is None:
         if not hasattr(outer, "active_peft_config"):  # whose own generate activates nothing

@@ -22,6 +22,7 @@ from specdec.kernels.linear.reference import scaled_linear
 from specdec.targets.edits.edit import Faster
 from specdec.targets.edits.joint import JointProduct
 from specdec.targets.view import own_copy, private_view
+from specdec.torch_names import is_hooked, mark_dynamic, num_dispatch_modes
 
 
 class Fusion(Faster):
@@ -121,11 +122,11 @@ class Fused:
 
     def __call__(self, *args, **kwargs):
         """Runs it."""
-        if torch._C._len_torch_dispatch_stack() > 0:
+        if num_dispatch_modes() > 0:
             return self._plain(*args, **kwargs)
         for tensor in args:
             if isinstance(tensor, Tensor):
-                torch._dynamo.maybe_mark_dynamic(tensor, list(range(tensor.dim() - 1)))
+                mark_dynamic(tensor, list(range(tensor.dim() - 1)))
         return self._compiled(*args, **kwargs)
 
 
@@ -134,16 +135,11 @@ def on_rows(function: Callable, module: nn.Module, x: Tensor, *args, **kwargs) -
     that it meets one size in place of two. What has no such shape is passed on as it is.
     """
     product = vars(module).get("joint_product")
-    if any(map(_is_watched, module.children())) or not (product is None or product.is_whole):
+    if any(map(is_hooked, module.children())) or not (product is None or product.is_whole):
         return type(module).forward(module, x, *args, **kwargs)  # which compiled code would miss
     if x.dim() < 3 or args or kwargs:
         return function(module, x, *args, **kwargs)
     return function(module, x.flatten(0, 1)).unflatten(0, x.shape[:2])
-
-
-def _is_watched(module: nn.Module) -> bool:
-    """Whether somebody's own code runs in a module."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 class _WithParts:

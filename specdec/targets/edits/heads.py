@@ -11,7 +11,7 @@ from functools import partial
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-METHOD = "_split_heads"
+from specdec.hf.layers import SPLIT_HEADS
 
 
 def edit(view: PreTrainedModel, attention: str | None = None) -> None:
@@ -19,8 +19,8 @@ def edit(view: PreTrainedModel, attention: str | None = None) -> None:
     that somebody has replaced stays.
     """
     for module in view.modules():
-        if hasattr(module, "new_decoder_architecture") and METHOD not in vars(module):
-            setattr(module, METHOD, partial(_split_heads, module))
+        if hasattr(module, "new_decoder_architecture") and SPLIT_HEADS not in vars(module):
+            setattr(module, SPLIT_HEADS, partial(_split_heads, module))
 
 
 def _split_heads(module: nn.Module, product: Tensor) -> tuple[Tensor, ...]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from specdec.hf.layers import GATE_UP, QKV
 from specdec.targets.edits.edit import Faster
 from specdec.targets.view import wrap_forward
+from specdec.torch_names import is_hooked
 
 
 class Group(NamedTuple):
@@ -207,7 +208,7 @@ def _obstacle(layers: list[nn.Module], owners: Counter) -> str | None:
         kind = type(layer)
         if kind is not nn.Linear:
             return f"{kind.__module__}.{kind.__qualname__}"
-        if "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
+        if is_hooked(layer):
             return "with hooks or a forward of their own"
     parameters = [p for layer in layers for p in _parameters_of(layer)]
     foreign = [p for p in parameters if type(p) is not nn.Parameter or type(p.data) is not Tensor]

@@ -25,6 +25,7 @@ from specdec.slots.cache import Window
 from specdec.targets.attention import ATTENTION
 from specdec.targets.edits.edit import Faster
 from specdec.targets.edits.indexed import INDEXED
+from specdec.torch_names import is_hooked
 
 METHOD, MATRIX = "expand_kv", "kv_b_proj"
 """Of these modules: what makes keys and values of latents, and the layer that it calls."""
@@ -72,9 +73,9 @@ def _is_plain(module: nn.Module) -> bool:
     layer = getattr(module, MATRIX, None)
     if METHOD in vars(module) or type(layer) is not nn.Linear or layer.bias is not None:
         return False
-    weight, hooks = layer.weight, (layer._forward_hooks, layer._forward_pre_hooks)
+    weight = layer.weight
     is_own = type(weight) is nn.Parameter and type(weight.data) is Tensor and not weight.is_meta
-    return is_own and "forward" not in vars(layer) and not any(hooks)
+    return is_own and not is_hooked(layer)
 
 
 def _as_they_are(latents: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:

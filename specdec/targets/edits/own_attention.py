@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specdec.hf.layers import OWN_ATTENTION
 from specdec.slots.attention import sees
 from specdec.targets.attention import ATTENTION, slot_attention
 from specdec.targets.trial.probe import PROBE, HFMask, probe_attention
 from specdec.targets.view import wrap_forward
 
-METHOD = "_attn"
 """Of these modules, given queries, keys, values and a mask."""
 FUNCTIONS = {ATTENTION: slot_attention, PROBE: probe_attention}
 
@@ -33,7 +33,7 @@ def edit(view: PreTrainedModel, attention: str | None) -> None:
         view: of `private_view`.
         attention: of its `Route`; with `None` these modules run as HF has them, by a dense mask.
     """
-    own = (module for module in view.modules() if hasattr(type(module), METHOD))
+    own = (module for module in view.modules() if hasattr(type(module), OWN_ATTENTION))
     scalings = {module: scaling for module in own if (scaling := _scaling(module)) is not None}
     if attention not in FUNCTIONS or not scalings:
         return
@@ -43,7 +43,7 @@ def edit(view: PreTrainedModel, attention: str | None) -> None:
         if hasattr(module, "layer_id"):
             module.layer_idx = module.layer_id
         call = partial(FUNCTIONS[attention], module, scaling=scaling)
-        setattr(module, METHOD, partial(_attend, call, current, local_mask(module)))
+        setattr(module, OWN_ATTENTION, partial(_attend, call, current, local_mask(module)))
 
 
 def _scaling(module: nn.Module) -> float | None:

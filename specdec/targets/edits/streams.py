@@ -14,8 +14,10 @@ from statistics import NormalDist
 
 from torch import Tensor, nn
 
-SPARSE, SPARSITY = "_gaussian_topk", "activation_sparsity"
-"""A method of these MLPs, and the part of all activations that it sets to zero."""
+from specdec.hf.layers import SPARSE
+
+SPARSITY = "activation_sparsity"
+"""The part of all activations that a method of these MLPs sets to zero."""
 
 
 def edit(view: nn.Module, attention: str | None = None) -> None:

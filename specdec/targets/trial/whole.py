@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specdec.hf.foreign import foreign_method
-from specdec.hf.forward import device_of
+from specdec.hf.forward import OFFLOADING, device_of
 from specdec.targets.discovery import find_route
 from specdec.targets.edits.edit import Edit
 from specdec.targets.route import Route
@@ -20,7 +20,7 @@ def refuse_model(model: PreTrainedModel) -> None:
     refuse_unsupported(model)
     if model.training:
         refuse_training(model)
-    is_offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
+    is_offloaded = any(hasattr(module, OFFLOADING) for module in model.modules())
     is_meta = model.device.type == "meta" and not is_offloaded
     if is_meta or device_of(model.get_input_embeddings()).type == "meta":
         raise ValueError(

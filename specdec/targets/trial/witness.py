@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from specdec.hf.foreign import is_of_hf
 from specdec.hf.forward import CACHES, cache_argument, device_of, takes_positions
 from specdec.hf.prompts import special_tokens
+from specdec.torch_names import uncompiled
 
 NUM_STEPS = 3
 """So many last tokens of a text are read one by one, after pieces of 1, 2, 4, ... tokens."""
@@ -47,7 +48,7 @@ def read_whole(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     """
     try:
         with as_it_was(model):
-            return model._call_impl(input_ids=tokens, use_cache=False).logits
+            return uncompiled(model)(input_ids=tokens, use_cache=False).logits
     except Exception as error:
         found = f"its own plain forward raises {type(error).__name__}: {error}"
         raise ValueError(found) from error
@@ -77,7 +78,7 @@ def read_in_steps(
             for part in parts:
                 if takes_positions(model):
                     inputs["position_ids"] = positions[:, start : start + part.shape[1]]
-                out = model._call_impl(input_ids=part, **inputs)
+                out = uncompiled(model)(input_ids=part, **inputs)
                 inputs[cache_argument(model)] = next(out[n] for n in CACHES if n in out)
                 logits.append(out.logits)
                 start += part.shape[1]
@@ -110,7 +111,7 @@ def read_padded(model: PreTrainedModel, tokens: Tensor) -> Tensor | None:
         inputs["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)
     try:
         with as_it_was(model):
-            return model._call_impl(**inputs).logits[1:, 2:]
+            return uncompiled(model)(**inputs).logits[1:, 2:]
     except Exception:
         return None
 
