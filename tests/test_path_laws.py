@@ -261,7 +261,9 @@ def test_of_a_chain_no_rule_accepts_more_than_the_block_rule(seed, kind):
 def test_of_the_chosen_path_no_rule_accepts_more_than_gbv(seed, size, kind, is_filtered):
     """A rule that sees the best path alone sees a chain, drawn from the law of the best path."""
     vocab, num_paths, depth = size
-    problems = path_problems(seed, size, kind, count=6, filters=FILTERS if is_filtered else ({},))
+    # Rows at temperature 0 are verified as points, where the first of equal siblings is taken.
+    sampled = [each for each in FILTERS if each.get("temperature") != 0]
+    problems = path_problems(seed, size, kind, count=6, filters=sampled if is_filtered else ({},))
     found = find_flips(GBVSampler(), problems).mean_accepted
     for problem in range(len(problems)):
         valid = problems.num_valid[problem] if problems.num_valid else num_paths * depth

@@ -41,6 +41,7 @@ class ModelDrafterState:
         plan: how trees grow; `None` for chains.
         vocabulary: common to both models, on the device; `None` where they share all ids.
         offset: `[B]` as of `SlotCache.row_inputs`, of rows whose prompts are more than ids here.
+        most_new: new tokens of a context, at most: K drafts and one more.
     """
 
     cache: SlotCache
@@ -50,6 +51,7 @@ class ModelDrafterState:
     limit: int | None = shared()
     plan: TreePlan | None = shared()
     vocabulary: CommonVocabulary | None = shared(default=None)
+    most_new: int = shared(default=1)
 
 
 class ModelDrafter(TreeDrafter):
@@ -152,7 +154,8 @@ class ModelDrafter(TreeDrafter):
         offsets = torch.arange(-1, 1, device=device)
         common = self.vocabulary and self.vocabulary.on(device, vocab_size)
         offset = torch.zeros(batch_size, dtype=torch.long, device=device)
-        return ModelDrafterState(cache, offset, vocab_size, offsets, limit, plan, common)
+        own = offset, vocab_size, offsets, limit, plan, common
+        return ModelDrafterState(cache, *own, most_new=count + 1)
 
     def read_prompts(
         self, prompts: PromptInputs, read: Callable[[Target], PromptInputs] | None
@@ -183,11 +186,11 @@ class ModelDrafter(TreeDrafter):
         num_draft_tokens = drawing.num_draft_tokens
         if drawing.is_shared:  # accepted drafts of others have not been read
             self.prefill(replace(context, num_new=context.num_new - 1), state)
-        elif context.tokens.shape[1] - 2 > self.num_draft_tokens:
+        elif context.tokens.shape[1] - 1 > state.most_new:
             raise ValueError(
-                f"{type(self).__name__}.propose reads the root, {self.num_draft_tokens} tokens of "
-                f"its own draft and one more, got {context.tokens.shape[1] - 1} tokens after the "
-                "root; read prompts by prefill"
+                f"{type(self).__name__}.propose reads the root, {state.most_new - 1} tokens of its "
+                f"own draft and one more, got {context.tokens.shape[1] - 1} tokens after the root; "
+                "read prompts by prefill"
             )
         # The last two committed tokens; a row with no new one (a one-token prompt, an ended row)
         # reads its root twice at the same position.

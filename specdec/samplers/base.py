@@ -149,8 +149,9 @@ def _by_row(is_first: Tensor, first: Verdict, other: Verdict, draft: Draft) -> V
 
     counts = first.num_drafted, other.num_drafted
     if (num_drafted := next((n for n in counts if n is not None), None)) is not None:
-        most = torch.full_like(num_drafted, draft.tokens.shape[1])
-        num_drafted = merged(*(most if n is None else n for n in counts))
+        usual = torch.full_like(num_drafted, draft.tokens.shape[1])
+        usual = usual if draft.num_valid is None else draft.num_valid
+        num_drafted = merged(*(usual if n is None else n for n in counts))
     has_path = other.path is not None
     return Verdict(
         merged(first.tokens, other.tokens),

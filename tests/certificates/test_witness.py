@@ -44,7 +44,7 @@ def test_every_token_is_judged_after_the_tokens_before_it():
 
     found = audit_text(SpeculativeGenerator(OnceWrong(tiny(TARGET)), None), [PROMPT], 20)
     assert [difference.place for difference in found.differences] == [2]
-    assert found.num_tokens == 19
+    assert found.num_tokens == 19 + 20  # and those of a text beside a sampled row
 
 
 def text_of(one, num=24):

@@ -36,11 +36,11 @@ def propose(drafter, gate, rows=2, **options):
 
 
 def test_the_draft_law_has_the_draft_temperature_and_the_targets_truncation():
-    draft = propose(ModelDrafter(MODEL, 1, draft_temperature=0.5), {"top_k": 5}, rows=2)
+    draft = propose(ModelDrafter(MODEL, 2, draft_temperature=0.5), {"top_k": 5}, rows=2)
     with torch.no_grad():
         logits = MODEL(torch.tensor([[7, 3, 11, 5]])).logits[:, -1:]
     expected = LogitsFilter(1, temperature=0.5, top_k=5)(logits)
-    torch.testing.assert_close(draft.probs[:1], expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(draft.probs[:1, :1], expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("gate", [{}, {"temperature": 0}, {"top_p": 0.6}], ids=str)

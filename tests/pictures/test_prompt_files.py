@@ -148,8 +148,6 @@ def test_commands_read_them(file, folders, capsys, tmp_path):
     assert main(["ablate", str(study)]) == 0
     assert main(["evaluate", "--prompts", str(file)]) == 2
     assert "the zoo's target reads text alone" in capsys.readouterr().err
-    assert main(["plan", "--drafter", "self", "--prompts", str(file)]) == 2
-    assert "leave prompts with images out" in capsys.readouterr().err
 
 
 def certified(folders, file):

@@ -11,6 +11,7 @@ from architectures import VOCAB, build
 
 from specdec import Target
 from specdec.drafters.head.layer_config import LayerConfig
+from specdec.drafters.head.layers import build_layer
 from specdec.drafters.head.window import WindowPlan
 from specdec.slots.attention import window_mask
 from specdec.slots.cache import SlotCache, Window
@@ -82,7 +83,7 @@ def test_two_nodes_of_one_position_get_what_a_dense_mask_gives_in_hf(name, windo
 @torch.no_grad()
 def test_a_heads_pass_attends_by_its_nodes_and_turns_by_their_positions():
     layer = LayerConfig(16, 24, num_heads=4, num_kv_heads=2, head_dim=6)
-    block, length = layer.build(0).double(), 5
+    block, length = build_layer(layer, 0).double(), 5
     where = {"dtype": torch.float64, "device": torch.device("cpu")}
     cache, table = (
         SlotCache(1, 32, {0: layer.key_value_shape(**where)}),

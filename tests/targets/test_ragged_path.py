@@ -10,7 +10,7 @@ from drafting import perturbed, ragged_prompts
 
 from specdec import EagleDrafter, ModelDrafter, SpeculativeGenerator, Target
 from specdec.drafters import EagleHead
-from specdec.slots import attention
+from specdec.slots import attention, ragged
 from specdec.training.eagle import eagle_config
 from specdec.types import Draft
 
@@ -53,13 +53,13 @@ def test_logits_are_those_of_dense_masks_and_nothing_beyond_a_length_is_read(nam
 @torch.no_grad()
 def test_the_poison_would_show(raggedly, monkeypatch):
     """With a query that sees one slot more than its own."""
-    by_definition = attention.ragged_attention
+    by_definition = ragged.ragged_attention
 
     def sees_one_more(query, keys, values, slots, options):
         return by_definition(query, keys, values, slots + 1, options)
 
     target = Target(build("llama"))
-    monkeypatch.setattr(attention, "ragged_attention", sees_one_more)
+    monkeypatch.setattr(ragged, "ragged_attention", sees_one_more)
     assert not bool(verified_logits(target, poison=torch.nan).isfinite().all())
 
 
@@ -86,20 +86,20 @@ def test_a_model_over_the_kernels_themselves(raggedly, monkeypatch):
     triton = pytest.importorskip("specdec.kernels.attention.triton")
     target = Target(build("gpt_oss"))
     expected = verified_logits(target)
-    monkeypatch.setattr(attention, "ragged_attention", triton.ragged_attention)
+    monkeypatch.setattr(ragged, "ragged_attention", triton.ragged_attention)
     ours = verified_logits(target, poison=torch.nan)
     torch.testing.assert_close(ours, expected, rtol=0, atol=2e-5)
 
 
 def test_a_model_with_a_fault_in_this_way_is_refused(raggedly, monkeypatch):
     """The self-test judges the way that will be used."""
-    by_definition = attention.ragged_attention
+    by_definition = ragged.ragged_attention
 
     def larger_scale(query, keys, values, slots, options):
         scale = 1.25 * query.shape[-1] ** -0.5
         return by_definition(query, keys, values, slots, options._replace(scale=scale))
 
-    monkeypatch.setattr(attention, "ragged_attention", larger_scale)
+    monkeypatch.setattr(ragged, "ragged_attention", larger_scale)
     monkeypatch.setattr("specdec.targets.discovery._with_dense_mask", refused)
     with pytest.raises(ValueError, match=r"self_attn differs from its plain"):
         Target(build("llama"))

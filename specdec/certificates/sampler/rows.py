@@ -132,7 +132,8 @@ class Companions:
             moved = moved.roll(5 + number)
             for rows in moved.split(cut):
                 yield rows, "alone" if len(rows) == 1 else f"in a batch of {len(rows)}"
-        yield moved, "at other places"
+        for turn in range(1, 9):  # a rule may be wrong in one row, whose numbers may not show it
+            yield order.roll(turn * (5 + number)), "at other places"
         of_row = [str(self.problems.options(w)) for w in self.paths.problem[self.picked].tolist()]
         filters = list(dict.fromkeys(of_row))
         for place, one in enumerate(filters):

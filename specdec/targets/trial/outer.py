@@ -111,6 +111,7 @@ def _activated(outer: nn.Module, model: PreTrainedModel) -> bool:
     return outer is not model and bool(getattr(config, "alora_invocation_tokens", None))
 
 
+@torch.no_grad()
 def _difference_of_activated(
     outer: nn.Module, model: PreTrainedModel, route: Route, tokens: Tensor
 ) -> str | None:
