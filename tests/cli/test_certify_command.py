@@ -32,8 +32,7 @@ def test_the_command_prints_the_verdict_and_exits_with_it(
     assert ("TypicalSampler(epsilon=0.3, delta=0.09)" in out.splitlines()[0]) == (code == 1)
     assert "greedy: 12 tokens are the argmax of Hugging Face's own forward" in out
     assert "seen in 95 of 100 runs" in out
-    assert ("exact law: " in err) == is_terminal  # progress bars
-    assert ("samples: " in err) == is_terminal
+    assert is_terminal or "samples: " not in err  # a progress bar, of calls that take seconds
 
 
 @pytest.mark.parametrize("passed", [*itertools.product((True, False), repeat=2)])

@@ -91,7 +91,7 @@ def test_the_zoos_drafters_take_them_too(name, rule):
     check(own, found)
     if rule == "greedy":
         assert own[0].equal(target.generate(ids, max_new_tokens=32, do_sample=False))
-    if name not in ("none", "suffix"):
+    if name not in ("none", "suffix", "lookup"):  # n-grams need not find anything here
         assert len(own[1]) < 32
 
 

@@ -7,9 +7,9 @@ draw that was not used yet are the negative controls.
 import numpy as np
 import pytest
 import torch
-from architectures import VOCAB, build
+from architectures import VOCAB
 from diagonal import first
-from drafter_table import DRAFTERS, GREEDY, ONE_OF_EACH, make
+from drafter_table import DRAFTERS, GREEDY, MODEL, ONE_OF_EACH, make
 from drafting import ConstantDrafter, perturbed, ragged_prompts
 from text_laws import DRAFT, PROMPT, TARGET, tiny
 
@@ -18,7 +18,6 @@ from specdec.loop import lengths
 from specdec.loop.lengths import Acceptance, AutoLength, lengths_to_measure
 from specdec.results import RowStep
 
-MODEL = build("llama")
 IDS, MASK = ragged_prompts(VOCAB, 3, 9, 1, 6)
 COSTS = {(1, 64): {0: [10.0], 1: [11.0], 2: [12.5], 3: [14.0], 4: [15.0], 5: [17.0]}}
 SAMPLED = {"do_sample": True, "seed": [5, 6, 7, 8], "top_k": 0}

@@ -688,6 +688,10 @@ SIZES = {
 }
 
 
+OF_EAGER_CHUNKS = {"the chunk of a prompt", "long chunks", "places in long chunks"}
+"""Captured chunks have 64 tokens here: these sizes come up in every call, or in none."""
+
+
 @pytest.mark.parametrize("graphs", [False, pytest.param(True, marks=pytest.mark.swept)])
 @pytest.mark.parametrize("name", SIZES)
 def test_an_edit_that_looks_at_a_size_of_a_call_is_refused_when_the_call_comes(name, graphs):
@@ -697,6 +701,15 @@ def test_an_edit_that_looks_at_a_size_of_a_call_is_refused_when_the_call_comes(n
     options = {"prefill_chunk_size": chunk, "graphs": graphs}
     generator = SpeculativeGenerator(target, drafter, **options)
     short = torch.tensor([[5, 6]])
+    if graphs and name in OF_EAGER_CHUNKS:
+        prompts, plain = ragged_prompts(VOCAB, *lengths), SpeculativeGenerator(build("llama"), None)
+        try:
+            found = generator.generate(*prompts, **GREEDY).texts
+        except ValueError as error:
+            assert "depend on how a text is cut into windows" in str(error)  # noqa: PT017
+        else:
+            assert found == plain.generate(*prompts, **GREEDY).texts
+        return
     if "step" not in name and "alone" not in name:
         assert generator.generate(short, **GREEDY).texts
     for _ in range(2):  # a refusal is nothing that is remembered as tried
