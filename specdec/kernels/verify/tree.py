@@ -111,9 +111,10 @@ def verify_tree_points(draft: Draft, target_tokens: Tensor) -> Verdict:
     """Accepts the nodes that equal the target's own token after their parent; the extra token is
     the target's.
 
-    No lossless rule accepts more of a tree of point masses: accepting a node means that the text
-    begins with its path, so the expected number accepted is at most the sum over all nodes of the
-    target's probability of their path, and this rule has exactly that.
+    No lossless rule accepts more of a tree of point masses whose siblings differ: accepting a node
+    means that the text begins with its path, so the expected number accepted is at most the sum
+    over all nodes of the target's probability of their path, and this rule has exactly that. Of
+    equal siblings the first is taken, and nodes behind the others are not reached.
 
     Args:
         draft: a tree.
