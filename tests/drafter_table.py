@@ -126,15 +126,15 @@ ONE_OF_EACH = [
     "self, top",
 ]
 """A drafter of every kind, for laws of the loop."""
-OF_WHOLE_TEXTS = [
-    *("model", "lookup", "suffix, prompts", JOINED[0], "eagle1", "eagle3, fewer ids"),
-    *("p-eagle", "dflash", "dspark, rnn", "mtp, looped", "assistant", "own"),
-    *("self, recent", "self, top", "model, tree", "eagle3, fewer ids, tree", "dspark, rnn, paths"),
+WAYS = [
+    *("model", "lookup", JOINED[0], "eagle3, fewer ids", "p-eagle", "dspark, rnn", "mtp, looped"),
+    *("self, top", "model, tree", "dspark, rnn, paths"),
 ]
-MOST_DRAFTERS = first(DRAFTERS, OF_WHOLE_TEXTS)
-"""All of them for laws of whole texts, where by default one of each way to draft is held to them.
-Laws 9 and 13, of single proposals, always hold for all.
-"""
+OTHERS = "suffix, prompts", "eagle1", "dflash", "assistant", "own", "eagle3, fewer ids, tree"
+OF_TEXTS = first(DRAFTERS, WAYS)
+"""All, for laws of whole texts: by default one of each way to draft is held to them."""
+OF_PROPOSALS = first(DRAFTERS, [*WAYS, *OTHERS])
+"""The same for laws of single proposals, 9 and 13, which cost less."""
 
 head_of = cache(lambda name: HEADS[name]())
 recurrent = cache(build)

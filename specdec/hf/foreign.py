@@ -57,6 +57,7 @@ TRUSTED = {
 """Packages whose code in a model treats all tokens of a call alike, or is refused by its name; and
 those whose functions transformers' files import for other work.
 """
+KNOWN = TRUSTED | sys.stdlib_module_names
 
 
 def has_own_code(model: PreTrainedModel) -> bool:
@@ -82,7 +83,7 @@ def _is_trusted(code: object) -> bool:
         is_known = home_of(code.func).startswith(("accelerate.", "peft."))
     else:
         home = home_of(getattr(code, "__func__", code)) or type(code).__module__
-        is_known = home.split(".")[0] in TRUSTED | sys.stdlib_module_names
+        is_known = home.split(".")[0] in KNOWN
     return is_known and _is_trusted(getattr(code, "__wrapped__", None))
 
 

@@ -37,7 +37,14 @@ def kinds_of(report):
     return {failure.kind for failure in report.failures}
 
 
-@pytest.mark.parametrize("sampler", [RejectionSampler(), BlockSampler(), CouplingSampler()])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        RejectionSampler(),
+        pytest.param(BlockSampler(), marks=pytest.mark.swept),
+        pytest.param(CouplingSampler(), marks=pytest.mark.swept),
+    ],
+)
 def test_lossless_samplers_pass(sampler):
     report = certify(sampler, sizes=((3, 2, 6),))
     assert report.passed

@@ -10,16 +10,16 @@ import mtp_heads
 import pytest
 import torch
 from architectures import VOCAB, build
-from diagonal import case, first
+from diagonal import case, diagonal, first
 from drafter_table import (
-    DRAFTERS,
     IDS,
     JOINED,
     LEARNED,
     MASK,
     MODEL,
     MOST,
-    MOST_DRAFTERS,
+    OF_PROPOSALS,
+    OF_TEXTS,
     ONE_OF_EACH,
     ORACLES,
     RECURRENT,
@@ -178,7 +178,7 @@ def check_greedy_text(model, drafter):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("name", MOST_DRAFTERS)
+@pytest.mark.parametrize("name", OF_TEXTS)
 def test_greedy_text_is_that_of_hf_in_ragged_batches_and_alone(name):
     drafter = make(name)
     result = check_greedy_text(MODEL, drafter)
@@ -224,7 +224,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", MOST_DRAFTERS)
+@pytest.mark.parametrize("name", OF_TEXTS)
 def test_a_proposal_may_be_run_again(name, monkeypatch):
     """As a step is that could not be captured: nothing of it was committed."""
     drafter = make(name)
@@ -248,7 +248,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", MOST_DRAFTERS)
+@pytest.mark.parametrize("name", OF_TEXTS)
 def test_a_row_is_the_same_alone_and_in_any_batch_order_padding_and_chunking(name):
     def sampled(generator, rows=(0, 1, 2, 3), ids=BATCH, mask=BATCH_MASK):
         """Every step of the rows, generated together, each with settings of its own."""
@@ -362,8 +362,9 @@ TAMPERING = {
     ),
 }
 OF_HEADS = [name for name in ORACLES if name not in ("itself", "scribe")]
-CASES = [(n, t) for n in ("eagle3", "p-eagle", "mtp") for t in TAMPERING]
-CASES += [(n, "tokens one position late") for n in OF_HEADS]
+CASES = [("eagle3", t) for t in TAMPERING]
+CASES += diagonal(["p-eagle", "mtp"], TAMPERING)
+CASES += [case([n, "tokens one position late"], n in ONE_OF_EACH) for n in OF_HEADS]
 
 
 @pytest.mark.parametrize(("name", "tampering"), CASES)
@@ -448,7 +449,7 @@ def drafted(name, logits_filter, num_draft_tokens=3, **options):
     return propose(drafter, loop, state, logits_filter)[0]
 
 
-@pytest.mark.parametrize("name", WITH_LOGITS)
+@pytest.mark.parametrize("name", first(WITH_LOGITS, [n for n in ONE_OF_EACH if n in WITH_LOGITS]))
 @torch.no_grad()
 def test_a_proposal_is_drawn_at_its_own_temperature_or_is_the_most_likely_token(name):
     greedy = drafted(name, {"temperature": 0})
@@ -488,7 +489,7 @@ def picked(loop, rows):
     return few
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", OF_PROPOSALS)
 @settings(max_examples=2)
 @given(
     seeds,
@@ -530,7 +531,7 @@ def test_a_state_built_up_by_drafts_of_any_lengths_proposes_what_a_fresh_one_wou
         commit_some(loop, draft, count, integer, FEW)
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", OF_PROPOSALS)
 @torch.no_grad()
 def test_a_state_that_was_cleared_keeps_its_storage_and_nothing_else(name):
     drafter = make(name)
@@ -548,7 +549,7 @@ def test_a_state_that_was_cleared_keeps_its_storage_and_nothing_else(name):
     assert_same(*drafts, is_valid(drafts[0]))
 
 
-@pytest.fixture(scope="module", params=MOST_DRAFTERS, name="others")
+@pytest.fixture(scope="module", params=OF_TEXTS, name="others")
 def _others(request):
     return with_and_without_graphs(MODEL, make(request.param, MOST))
 
@@ -618,7 +619,7 @@ def poison(drafter, state, context, num_in_use):
             table[:, slots >= reach] = torch.nan
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", OF_PROPOSALS)
 @settings(max_examples=2)
 @given(seeds, st.sampled_from(["filtered", "greedy"]))
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from drafter_table import MODEL, MOST_DRAFTERS, PATHS, make, own_target
+from drafter_table import MODEL, OF_TEXTS, PATHS, make, own_target
 from drafting import drawing, ragged_prompts
 
 from specdec import Context, Draft, SpeculativeGenerator, Tree
@@ -27,7 +27,7 @@ def generator_of(name, **options):
     return SpeculativeGenerator(own_target(), drafter, graphs=False, **options)
 
 
-@pytest.mark.parametrize("name", [*MOST_DRAFTERS, *WIDE_TREES])
+@pytest.mark.parametrize("name", [*OF_TEXTS, *WIDE_TREES])
 @torch.inference_mode()
 def test_a_drafter_called_by_hand_drafts_what_it_drafts_in_the_loop(name):
     """A number of slots was believed: with 8 in place of 63 other tokens were drafted."""
@@ -50,7 +50,7 @@ def test_a_drafter_called_by_hand_drafts_what_it_drafts_in_the_loop(name):
     assert by_hand.window_parents[is_valid].equal(draft.window_parents[is_valid])
 
 
-@pytest.mark.parametrize("name", [*MOST_DRAFTERS, *WIDE_TREES])
+@pytest.mark.parametrize("name", [*OF_TEXTS, *WIDE_TREES])
 def test_every_window_of_the_loop_lies_in_the_slots_in_use(name, monkeypatch):
     """A drafter that promises fewer `extra_slots` than it uses would draft other tokens."""
     seen, narrow = [], 0

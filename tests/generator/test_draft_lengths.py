@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from architectures import VOCAB
-from diagonal import first
-from drafter_table import DRAFTERS, GREEDY, MODEL, ONE_OF_EACH, make
+from diagonal import diagonal
+from drafter_table import DRAFTERS, GREEDY, MODEL, make
 from drafting import ConstantDrafter, perturbed, ragged_prompts
 from text_laws import DRAFT, PROMPT, TARGET, tiny
 
@@ -21,6 +21,7 @@ from specdec.results import RowStep
 IDS, MASK = ragged_prompts(VOCAB, 3, 9, 1, 6)
 COSTS = {(1, 64): {0: [10.0], 1: [11.0], 2: [12.5], 3: [14.0], 4: [15.0], 5: [17.0]}}
 SAMPLED = {"do_sample": True, "seed": [5, 6, 7, 8], "top_k": 0}
+ACROSS = ["lookup", "suffix", "model", "mtp, looped", "self, top", "eagle3, fewer ids, tree"]
 LONG = torch.randint(VOCAB, (2, 60), generator=torch.Generator().manual_seed(0))
 
 
@@ -163,8 +164,11 @@ def test_costs_are_measured_at_the_beginning_and_at_the_end_of_a_call():
     assert generator.last_result.stats.steps
 
 
-@pytest.mark.parametrize("name", first(DRAFTERS, [*ONE_OF_EACH, "eagle3, fewer ids, tree"]))
-@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize(
+    ("name", "graphs"),
+    diagonal(ACROSS, [False, True])
+    + diagonal([n for n in DRAFTERS if n not in ACROSS], [False, True], is_quick=False),
+)
 def test_every_drafter_chooses_lengths_in_a_call_across_two_sizes(name, graphs, monkeypatch):
     """60 tokens and 33 new ones: costs are measured with 64 tokens and with 93. The text is HF's,
     and the steps are those of the same lengths where nothing was measured.

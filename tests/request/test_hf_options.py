@@ -9,6 +9,7 @@ text is drawn from HF's scores by putting our tokens in the place of `torch.mult
 import pytest
 import torch
 from architectures import VOCAB, build
+from diagonal import case
 from drafting import perturbed
 from letters import LETTERS, letter_tokenizer
 from transformers import GenerationConfig, WatermarkingConfig
@@ -149,10 +150,20 @@ def test_the_tables_have_every_field_of_hfs():
     assert REFUSED.keys() | {"constraints"} == UNSUPPORTED.keys()
 
 
+def of_fields():
+    """All combinations; by default of each field and case one route, and the next one for the next
+    field.
+    """
+    return [
+        case([name, route, each], (i + j + k) % 3 == 0)
+        for i, name in enumerate(FIELDS)
+        for j, route in enumerate(ROUTES)
+        for k, each in enumerate(CASES)
+    ]
+
+
 @pytest.mark.filterwarnings("ignore:.* has no effect:UserWarning")
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize(("name", "route", "case"), of_fields())
 def test_a_field_means_what_it_means_in_hf(name, route, case, monkeypatch):
     value, base = FIELDS[name]
     ships, says = CASES[case]

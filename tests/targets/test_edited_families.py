@@ -145,7 +145,7 @@ def test_greedy_text_is_that_of_hf(name, kind, chunk):
     assert fingerprint(model) == before
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", first(FAMILIES, ["bloom", "falcon", "gemma3n_text"]))
 def test_rows_may_leave(name, monkeypatch):
     """Each row ends at a token of its own, and what HF writes behind it does not matter."""
     whole = texts(name)

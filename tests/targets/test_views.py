@@ -182,8 +182,7 @@ REPLACEMENTS = [
     (replace_as_accelerate, BETWEEN, "eagle3"),
 ]
 """Each replacement with several moments and drafters."""
-QUICK = [(log_calls, BEFORE, "eagle3"), (replace_plainly, LATER, "model")]
-QUICK += [(replace_as_accelerate, LATER, "lookup")]
+QUICK = [(log_calls, BEFORE, "eagle3"), (replace_as_accelerate, LATER, "lookup")]
 DRAFTERS = {
     "none": lambda target: None,
     "lookup": lambda target: PromptLookupDrafter(3),

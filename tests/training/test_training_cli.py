@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES
+from diagonal import first
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -103,7 +104,7 @@ def assert_trained(head, output):
     assert_same({f"drafter.head.{key}": each for key, each in head.state_dict().items()}, trained)
 
 
-@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("kind", first(CLASSES, ["eagle3", "dflash"]))
 def test_what_is_saved_is_what_was_trained(kind, target, text, tmp_path, capsys):
     output = tmp_path / "new" / "head"
     assert run(kind, target, text, output) == 0
@@ -131,6 +132,7 @@ def test_a_loss_and_weights_of_steps_are_trained_by_name(kind, target, text, tmp
         assert not heads[0]["lm_head.weight"].equal(heads[1]["lm_head.weight"])
 
 
+@pytest.mark.swept
 def test_a_head_with_a_window_is_trained_and_saved_with_it(target, text, tmp_path):
     assert run("eagle3", target, text, tmp_path / "head", "--window", "9") == 0
     assert run("eagle3", target, text, tmp_path / "plain") == 0
@@ -244,6 +246,7 @@ def test_a_head_of_fewer_ids_has_those_of_the_data(target, text, tmp_path):
     assert set(seen.tolist()) <= set(ids.tolist())
 
 
+@pytest.mark.swept
 def test_rows_end_as_long_as_the_target_has_positions_unless_said_otherwise(target, text, tmp_path):
     usual = [
         "train",
@@ -486,6 +489,7 @@ def test_an_objective_that_cannot_be_made_is_refused_before_the_corpus_is_read(
     assert "encoding" not in error
 
 
+@pytest.mark.swept
 def test_an_evaluation_that_is_missing_says_why(target, tmp_path, capsys):
     path = tmp_path / "text.py"
     path.write_text(TEXT[:400])
