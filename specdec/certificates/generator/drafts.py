@@ -19,6 +19,7 @@ from torch import Tensor
 
 from specdec.drafters import Drafter
 from specdec.generator import SpeculativeGenerator
+from specdec.request.lists import left_padded
 from specdec.samplers import LogitsFilter
 from specdec.types import Context
 
@@ -68,28 +69,29 @@ def audit_drafts(
     num: int,
     row_inputs: Mapping[str, Any] | None = None,
 ) -> DraftsAudit | None:
-    """Makes some drafts of greedy texts of `num` tokens once more; `None` for trees, for a drafter
-    that reads slots, outcomes or earlier requests, and for prompts that are more than ids.
+    """Makes some drafts of greedy texts of `num` tokens once more; `None` without drafts, for
+    trees, for a drafter that reads slots, outcomes or earlier requests, and for prompts that are
+    more than ids.
     """
     target, drafter = generator.target, generator.drafter
     known = {*range(target.num_layers), "final"}
     reads_more = drafter.reads_target or drafter.reads_outcome or drafter.has_memory
-    if reads_more or drafter.tree_depth or row_inputs or not {*drafter.feature_layers} <= known:
-        return None
     k, drafts = drafter.num_draft_tokens, []
+    is_chain = k > 0 and not drafter.tree_depth
+    if not is_chain or reads_more or row_inputs or not {*drafter.feature_layers} <= known:
+        return None
     options = {"temperature": 0, "neutral": True, "eos_token_id": [], "max_new_tokens": num}
     for prompt in prompts[:MOST_ROWS]:
-        ids = torch.tensor([prompt], device=target.device)
-        result = generator.generate(ids, num_draft_tokens=k, **options)
-        ids = torch.cat([ids, ids.new_tensor(result.texts)], dim=1)
-        [steps] = result.steps
-        ends = [0, *accumulate(len(step.new_tokens) for step in steps)]
+        ids, mask = left_padded([prompt], target.device)
+        result = generator.generate(ids, mask, num_draft_tokens=k, **options)
+        [new], [steps] = result.texts, result.steps
+        starts = [0, *accumulate(len(step.new_tokens) for step in steps)]
+        ids = torch.cat([ids, ids.new_tensor([new])], dim=1)
         features = _features(generator, ids)
         for number in {*torch.linspace(0, len(steps) - 1, MOST_STEPS).long().tolist()}:
-            length, text = len(prompt) + ends[number], ids[0].tolist()
-            anew = _draft(generator, ids[:, :length], features)
-            rest = text[length:]
-            drafts.append((steps[number].draft_tokens, anew, rest))
+            start = starts[number]
+            anew = _draft(generator, ids[:, : len(prompt) + start], features)
+            drafts.append((steps[number].draft_tokens, anew, new[start:]))
     tensors = [*target.model.parameters(), *drafter.parameters()]
     return DraftsAudit(
         num_drafts=len(drafts),

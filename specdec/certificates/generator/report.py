@@ -17,6 +17,7 @@ from specdec.certificates.generator.along import (
     check_generator,
     check_reference,
 )
+from specdec.certificates.generator.drafts import DraftsAudit, audit_drafts
 from specdec.certificates.generator.noise import NoiseAudit, audit_noise
 from specdec.certificates.generator.reading import inputs_of
 from specdec.certificates.generator.rows import RowsAudit, audit_rows
@@ -42,6 +43,8 @@ class RunReport:
             meant to be used again there, sampled text against HF's own forward.
         rows: whether drafts and texts repeat: again, alone, in other chunks, after rows have ended.
             `None` for a drafter with memory of earlier requests, whose drafts need not repeat.
+        drafts: whether drafts are those that are made anew from each text; `None` for drafters that
+            cannot make them (`audit_drafts`).
         text: bets along sampled texts.
         settings: what these were drawn with, in turn.
         seconds: that drawing and reading them took.
@@ -53,6 +56,7 @@ class RunReport:
     greedy: TextAudit
     noise: NoiseAudit | TextAudit
     rows: RowsAudit | None
+    drafts: DraftsAudit | None
     text: TextTest
     settings: Sequence[Mapping[str, Any]]
     seconds: float
@@ -62,14 +66,17 @@ class RunReport:
     @property
     def passed(self) -> bool:
         """No audit and no test found anything; `text.detectable` says what would have been."""
-        parts = [self.greedy, self.noise, self.text]
-        return all(part.passed for part in parts) and (self.rows is None or self.rows.passed)
+        return self.text.passed and self._are_audits_passed
+
+    @property
+    def _are_audits_passed(self) -> bool:
+        audits = self.greedy, self.noise, self.rows, self.drafts
+        return all(audit is None or audit.passed for audit in audits)
 
     @property
     def verdict(self) -> str:
         """`"PASS"`; `"LOSSY"` where only that was found which the rule declares; else `"FAIL"`."""
-        audits = [self.greedy, self.noise, *([] if self.rows is None else [self.rows])]
-        return self._text_verdict if all(audit.passed for audit in audits) else "FAIL"
+        return self._text_verdict if self._are_audits_passed else "FAIL"
 
     @property
     def _text_verdict(self) -> str:
@@ -92,6 +99,7 @@ class RunReport:
             "----    rows: not compared, the drafter has memory of earlier requests"
             if self.rows is None
             else _line(self.rows, f"    {self.rows}"),
+            *([] if self.drafts is None else [_line(self.drafts, f"    {self.drafts}")]),
             f"{self._text_verdict}    {self.text}",
             f"          accepted per step: {self.accepted_per_step:.2f} draft tokens",
             f"          drawn with: {'; '.join(map(_shown, self.settings))}",
@@ -183,6 +191,7 @@ def certify_generator(
         "greedy": audit_text(*audited, row_inputs=own),
         "noise": audit(*audited, sampling, own),
         "rows": None if drafter.has_memory else audit_rows(*audited, sampling, own),
+        "drafts": audit_drafts(*audited, own),
     }
     sentinel = Sentinel(
         generator, false_alarm=false_alarm, with_drafts=True, reference=reference, raises=False
