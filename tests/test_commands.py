@@ -122,7 +122,7 @@ def write_files(page: str, folder: Path) -> None:
         study = re.sub(rf"^{name} = .*$", f"{name} = {few}", study, flags=re.MULTILINE)
     (folder / "docs").mkdir()
     (folder / "docs/which.toml").write_text(study)
-    if page == "docs/models.md":
+    if page == "docs/pictures.md":
         save("llava", folder / "VLM")
         paint(folder)[0].rename(folder / "cat.png")
         line = {"prompt": "What is it?", "images": ["cat.png"]}

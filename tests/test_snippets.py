@@ -89,7 +89,7 @@ def test_every_snippet_runs_alone(page, index):
 
 
 def test_the_readme_is_short_and_has_a_snippet_for_each_use():
-    assert len(PAGES["README.md"].split()) <= 1000
+    assert len(PAGES["README.md"].split()) <= 900
     assert len(SNIPPETS) >= 15
 
 
@@ -221,7 +221,7 @@ def test_the_loop_of_the_page_takes_the_generators_steps_with_every_drafter():
 @pytest.mark.slow
 def test_text_in_the_grammar_of_the_page_about_processors_is_that_of_outlines():
     pytest.importorskip("outlines")
-    page = "docs/generate.md"
+    page = "docs/grammars.md"
     session = names_of(page, index_of(page, "import outlines"))
     prompts = ["    def ", "import os\n\ndef _", "class Writer:\n    def "]
     inputs = session["tokenizer"](prompts, return_tensors="pt", padding=True, padding_side="left")
