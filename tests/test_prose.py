@@ -39,12 +39,9 @@ def prose(page: str) -> str:
 
 def sentences(page: str) -> list[str]:
     """One by one; an item of a list ends one."""
-    parts = re.split(r"\n\s*\n|\n(?=- )", prose(page))
-    return [
-        sentence
-        for part in parts
-        for sentence in re.split(r"(?<=[.?!:;])\)?\*{0,2}\s+(?=[^a-z]|specdec)", " ".join(part.split()))
-    ]
+    ends = r"(?<=[.?!:;])\)?\*{0,2}\s+(?=[^a-z]|specdec)"
+    parts = [" ".join(part.split()) for part in re.split(r"\n\s*\n|\n(?=- )", prose(page))]
+    return [sentence for part in parts for sentence in re.split(ends, part)]
 
 
 @pytest.mark.parametrize("page", sorted(WRITTEN - GENERATED))
