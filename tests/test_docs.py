@@ -107,7 +107,8 @@ def test_the_slices_for_a_gpu_have_every_test_that_needs_one():
 
 
 def test_every_cell_about_others_has_its_source_and_ours_exist():
-    cells, sources = (DOCS / "peers.md").read_text(encoding="utf-8").split("## Sources")
+    read = [(DOCS / name).read_text(encoding="utf-8") for name in ("peers.md", "peers-sources.md")]
+    cells, sources = "".join(read).split("## Sources")
     used = set(re.findall(r"\[([a-z]\d+)\]", cells))
     rows = dict(re.findall(r"^\| ([a-z]\d+) \| (.*) \|$", sources, flags=re.MULTILINE))
     assert used == set(rows)

@@ -177,5 +177,5 @@ def remark_on_hooks(model: PreTrainedModel) -> str:
         f"; a hook or replaced forward of {names}{everywhere} has to act alike on every position, "
         "not on hidden[:, -1] or on calls of one token, and on every row, in batches of any size, "
         "of which 1 to 8 rows are tried; what acts on new tokens alone is an edit, Target(model, "
-        "edits=(steer,)): see 'Interventions' in docs/models.md"
+        "edits=(steer,)): see docs/interventions.md"
     )

@@ -1,7 +1,7 @@
 """Tries every type that HF registers as a causal LM: HF's own greedy text, or refused.
 
     python tests/census/run.py                      # with windows of several sizes
-    python tests/census/run.py --write              # and write the table of docs/models.md
+    python tests/census/run.py --write              # and write the table of docs/types.md
     python tests/census/run.py gpt_neo --windows 30
     python tests/census/run.py --group multimodal   # text prompts on models of pictures
     python tests/census/run.py --device cuda        # captured steps
@@ -46,7 +46,7 @@ from census.judge import (
 )
 from census.shapes import VOCAB, build, has_window, model_classes, remembers
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "types.md"
 NOT_BUILT = "not built by the census"
 WINDOWS: dict[str, int | None] = {"70": 70, "default": None, "5": 5, "30": 30, "300": 300}
 """Sizes in tokens of windows and buffers; the default is that of the type's configuration."""
@@ -205,7 +205,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--limit", type=float, default=600, help="seconds for a type and a window")
     parser.add_argument("--log", type=Path, help="JSON lines; cases that it has are not run again")
-    parser.add_argument("--write", action="store_true", help="the table of docs/models.md")
+    parser.add_argument("--write", action="store_true", help="the table of docs/types.md")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()

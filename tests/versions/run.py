@@ -1,7 +1,7 @@
 """Runs a short suite on other versions of transformers than the pinned one.
 
     python tests/versions/run.py                 # the oldest that pyproject.toml admits, the newest
-    python tests/versions/run.py 5.20.1 --write  # and write the table of docs/models.md
+    python tests/versions/run.py 5.20.1 --write  # and write the table of docs/types.md
     python tests/versions/run.py 5.17.0 --whole  # the whole suite in place of the short one
 
 A version goes into a folder of its own, before this environment's on the path; all other packages
@@ -72,8 +72,8 @@ def run(version: str, is_whole: bool) -> tuple[bool, str]:
 
 
 def write(results: dict[str, str], suite: str) -> None:
-    """Into the table of `docs/models.md`, beside what is there of other versions."""
-    page = ROOT / "docs" / "models.md"
+    """Into the table of `docs/types.md`, beside what is there of other versions."""
+    page = ROOT / "docs" / "types.md"
     text, today = page.read_text(), datetime.date.today().isoformat()
     rows = dict(re.findall(r"^\| ([\d.]+) \|(.*)\|$", TABLE.search(text)[0], re.MULTILINE))
     rows |= {version: f" {suite} | {said} | {today} " for version, said in results.items()}
@@ -87,7 +87,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("versions", nargs="*", help="default: the oldest and the newest")
     parser.add_argument("--whole", action="store_true", help="the whole suite")
-    parser.add_argument("--write", action="store_true", help="the table of docs/models.md")
+    parser.add_argument("--write", action="store_true", help="the table of docs/types.md")
     arguments = parser.parse_args()
     results, lines, is_green = {}, [], True
     for version in dict.fromkeys(arguments.versions or [oldest(), newest()]):

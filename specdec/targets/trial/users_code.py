@@ -139,5 +139,5 @@ def _refuse(
         f"edits of {what} ({names}) depend on how a text is cut into windows ({found}). Let them "
         "act by the positions of tokens, window_of(view).since_prompt or .text_positions, not by "
         "their places in a window, the number of a window's tokens or rows, or what was computed "
-        "before: see 'Interventions' in docs/models.md"
+        "before: see docs/interventions.md"
     )
