@@ -52,7 +52,7 @@ from specdec.training import (
 from specdec.training.medusa import new_head
 from specdec.zoo.corpus import library_files, read_source
 
-PAGE = Path(__file__).parents[1] / "docs" / "own-drafter.md"
+GUIDES = Path(__file__).parents[1] / "docs"
 CHOICES = ((0,), (0, 0), (1,), (0, 1), (2,), (0, 0, 0), (1, 0), (0, 2), (3,), (0, 0, 1), (2, 0))
 CHOICES += ((0, 0, 0, 0), (4,), (0, 1, 0), (1, 1))
 """Of Medusa: the most likely ranks of its heads on the zoo, 15 nodes."""
@@ -60,7 +60,7 @@ Parts = tuple[Drafter, Sampler | str]
 
 
 def of_page(heading: str) -> ModuleType:
-    """The first snippet of a section of the page about parts of one's own, as a module."""
+    """The first snippet of a section of the guides, as a module."""
     module = sys.modules[heading] = ModuleType(heading)  # dataclasses look for it there
     exec(compile(snippet(heading), heading, "exec"), vars(module))
     return module
@@ -68,7 +68,7 @@ def of_page(heading: str) -> ModuleType:
 
 def snippet(heading: str) -> str:
     """Its code."""
-    section = PAGE.read_text(encoding="utf-8").split(f"{heading}\n")[1]
+    section = (GUIDES / SECTIONS[heading]).read_text(encoding="utf-8").split(f"{heading}\n")[1]
     return re.search(r"```python\n(.*?)\n```", section, flags=re.DOTALL)[1]
 
 
@@ -94,7 +94,7 @@ def medusa(target: PreTrainedModel, steps: int) -> Parts:
 
 
 def hydra(target: PreTrainedModel, steps: int) -> Parts:
-    return trained(of_page("## A head").loss(target, 4), steps).drafter, "auto"
+    return trained(of_page(HEAD).loss(target, 4), steps).drafter, "auto"
 
 
 def lookahead(target: PreTrainedModel, steps: int) -> Parts:
@@ -112,7 +112,7 @@ def fuzzy_rule(target: PreTrainedModel, steps: int) -> Parts:
 
 def adaptive(target: PreTrainedModel, steps: int) -> Parts:
     inner = zoo.load_drafter("eagle3", target)
-    return of_page("### Around another drafter").AdaptiveDrafter(inner), "auto"
+    return of_page(WRAPPED).AdaptiveDrafter(inner), "auto"
 
 
 def eagle2(target: PreTrainedModel, steps: int) -> Parts:
@@ -141,12 +141,14 @@ class Idea(NamedTuple):
     make: Callable[[PreTrainedModel, int], Parts]
 
 
-HEAD, WRAPPED = "## A head", "### Around another drafter"
+HEAD, WRAPPED = "# A head of your own", "## Around another drafter"
+SECTIONS = {HEAD: "own-head.md", WRAPPED: "own-drafter.md"}
+"""The pages of the sections whose first snippet is an idea."""
 IDEAS = {
     "medusa": Idea(
         "Medusa-1, tree of ranks", "2401.10774", "`MedusaDrafter`", MedusaDrafter, medusa
     ),
-    "hydra": Idea("Hydra", "2402.05109", "[own head](own-drafter.md#a-head)", HEAD, hydra),
+    "hydra": Idea("Hydra", "2402.05109", "[own head](own-head.md)", HEAD, hydra),
     "lookahead": Idea(
         "lookahead decoding", "2402.02057", "`LookaheadDrafter`", LookaheadDrafter, lookahead
     ),
@@ -168,7 +170,9 @@ IDEAS = {
         adaptive,
     ),
     "eagle2": Idea("EAGLE-2's tree, 16 nodes", "2406.16858", "`Tree(16, 4)`", None, eagle2),
-    "self": Idea("the target over 68 slots", "2404.11912", "`SelfDrafter`", None, self_drafting),
+    "self": Idea(
+        "the target over 68 KV cache slots", "2404.11912", "`SelfDrafter`", None, self_drafting
+    ),
     "rest": Idea("REST, a datastore of 60 files", "2311.08252", "`SuffixDrafter`", None, rest),
 }
 """By the names of the command. Those without code of their own are arguments of a part."""

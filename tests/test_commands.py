@@ -136,11 +136,14 @@ def write_files(page: str, folder: Path) -> None:
     elif page == "docs/own-drafter.md":
         (made,) = (text for text in blocks(page, "text") if text.startswith("def "))
         (folder / "mine.py").write_text(snippets[0].split("print(")[0] + made)
+    elif page == "docs/own-head.md":
         (hydra,) = (block for block in snippets if "HYDRA = " in block)
         (folder / "hydra.py").write_text(hydra)
+    elif page == "docs/own-rule.md":
         (rule,) = (block for block in snippets if "class LenientSampler" in block)
         rule = rule.split("print(")[0].replace("lenience: float = 1.5", "lenience: float = 1")
         (folder / "rule.py").write_text(rule)
+    elif page == "docs/own-layout.md":
         (whole,) = (block for block in snippets if "ACME = Layout(" in block)
         record, names = whole.split("target = ")[0], {}
         (folder / "acme.py").write_text(record)

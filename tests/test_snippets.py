@@ -27,12 +27,12 @@ PATHS = {
     name: str(zoo.WEIGHTS_DIR / folder)
     for name, folder in (("TARGET", "target"), ("DRAFT", "draft"), ("HEAD", "eagle3"))
 }
-QUICK_PAGES = {"README.md", "docs/own-drafter.md"}
+OWN, RULE, PARTS = "docs/own-drafter.md", "docs/own-rule.md", "docs/parts.md"
+"""The pages about parts of one's own, and about a part alone."""
+QUICK_PAGES = {"README.md", OWN, RULE, "docs/own-head.md", "docs/own-layout.md", PARTS}
 """Whose snippets run by default, but for certificates; the other pages are a stage of `.ci/run`."""
 LIBRARIES = "peft", "trl", "datasets", "lm_eval", "llguidance", "outlines"
 """Whose snippets run where they are installed."""
-OWN = "docs/own-drafter.md"
-"""The page about parts of one's own."""
 IN_TWO_PROCESSES = "# parallel.py"
 """Begins the snippet that `test_commands.py` runs."""
 
@@ -107,8 +107,8 @@ def index_of(page: str, text: str) -> int:
 
 @pytest.mark.slow
 def test_the_guide_shows_what_its_snippet_prints(capsys):
-    (shown,) = (text for text in blocks(OWN, "text") if text.startswith("PASS"))
-    names_of.__wrapped__(OWN, index_of(OWN, "class LenientSampler"))
+    (shown,) = (text for text in blocks(RULE, "text") if text.startswith("LOSSY"))
+    names_of.__wrapped__(RULE, index_of(RULE, "class LenientSampler"))
     found = differences(shown, capsys.readouterr().out)
     assert not found, "\n".join(found)
 
@@ -155,20 +155,14 @@ def test_the_first_drafter_of_the_guide_reads_hidden_states_drafts_and_is_lossle
 
 
 @pytest.mark.slow
-def test_the_drafter_with_a_state_drafts_and_repeats():
-    session = names_of(OWN, index_of(OWN, "class LastSeenDrafter"))
-    tokenizer, target = session["tokenizer"], session["target"]
-    generator = specdec.SpeculativeGenerator(target, session["LastSeenDrafter"]())
-    inputs, result = drafts_and_writes_plain_text(generator, tokenizer)
-    for row, steps in enumerate(result.steps):  # drafts what followed the root last
-        text = inputs.input_ids[row][inputs.attention_mask[row].bool()].tolist()
-        for step in steps:
-            places = [i for i, token in enumerate(text[:-1]) if token == text[-1]]
-            if step.draft_tokens:
-                assert step.draft_tokens[0] == (text[places[-1] + 1] if places else 0)
-            text += step.new_tokens
-    prompts = [tokenizer("import os").input_ids]
-    assert specdec.certify(generator, prompts, num_samples=8, audit_tokens=8).passed
+def test_the_lengths_that_a_page_shows_are_those_of_its_snippet(capsys):
+    """The comments of the page about acceptance lengths, run as it stands."""
+    page = "docs/acceptance-length.md"
+    (block,) = blocks(page)
+    exec(compile(block, page, "exec"), {})
+    printed = [f"{float(line):.2f}" for line in capsys.readouterr().out.splitlines()]
+    assert printed == re.findall(r"^print.*  # (\d\.\d\d), ", block, re.MULTILINE)
+    assert len(printed) == 4
 
 
 LOOPS = [(name, i % 2 == 0) for i, name in enumerate(["none", "lookup", *sorted(zoo.DRAFTERS)])]
@@ -197,7 +191,7 @@ def test_the_loop_of_the_readme_writes_what_generate_writes(name, graphs):
 @pytest.mark.parametrize(("lenience", "passes"), [(1.0, True), (1.5, False)])
 def test_the_sampler_of_the_guide_is_lossless_at_1(lenience, passes):
     names = {}
-    block = blocks(OWN)[index_of(OWN, "class LenientSampler")]
+    block = blocks(RULE)[index_of(RULE, "class LenientSampler")]
     exec(block.split("print(certify")[0], names)
     report = specdec.certify(names["LenientSampler"](lenience), sizes=((3, 2, 12),))
     assert report.is_exact
@@ -206,7 +200,7 @@ def test_the_sampler_of_the_guide_is_lossless_at_1(lenience, passes):
 
 def test_the_loop_of_the_page_takes_the_generators_steps_with_every_drafter():
     """A lossless rule hides what a drafter was not shown; steps and draft tokens do not."""
-    session = names_of(OWN, index_of(OWN, "loop.definition"))
+    session = names_of(PARTS, index_of(PARTS, "loop.definition"))
     hf, prompt = session["hf"], session["prompt"]
     parts = session["sampler"], prompt, session["logits_filter"]
     for drafter in (*session["drafters"], session["PromptLookupDrafter"](4)):

@@ -194,7 +194,7 @@ def following(*, updates: int, rows: int, prompt: int, tokens: int, rate: float)
 
 def certify(*, target: list[float], draft: list[float], rows: int, **look) -> None:
     """The first token of a lossless rule and of the guide's lossy one, by `rows` draws."""
-    names, guide = {}, (FOLDER.parent / "own-drafter.md").read_text(encoding="utf-8")
+    names, guide = {}, (FOLDER.parent / "own-rule.md").read_text(encoding="utf-8")
     (rule,) = (block for block in guide.split("```python\n") if "class LenientSampler" in block)
     exec(rule.split("print(certify")[0], names)
     p, q = torch.tensor(target), torch.tensor(draft)

@@ -318,7 +318,7 @@ WRONG = {
     "probabilities below 1e-13 are dropped": Wrong(
         of_logits(lambda x: x.masked_fill(x.softmax(dim=-1) < 1e-13, -torch.inf)),
         None,
-        "the law is compared to 1e-12",
+        "distributions are compared to 1e-12",
     ),
     "wrong at top-k 50": Wrong(
         where(lambda d, x, f: f._truncation.max_top_k == 50),

@@ -1,4 +1,4 @@
-"""The family of the page "Parts alone, and your own": trained, saved, inspected and used by
+"""The family of the page "A head of your own": trained, saved, inspected and used by
 commands that know it as a file alone.
 """
 
@@ -12,15 +12,15 @@ from specdec import SpeculativeGenerator, zoo
 from specdec.cli import main
 from specdec.loading import load_drafter
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-drafter.md"
+PAGE = Path(__file__).parents[2] / "docs" / "own-head.md"
 
 
 @pytest.fixture(scope="module")
 def hydra(tmp_path_factory):
     """The page's code as a file, and a head that a command trained for two steps."""
-    section = PAGE.read_text(encoding="utf-8").split("## A head\n")[1]
+    page = PAGE.read_text(encoding="utf-8")
     folder = tmp_path_factory.mktemp("hydra")
-    (folder / "hydra.py").write_text(re.search(r"```python\n(.*?)```", section, re.DOTALL)[1])
+    (folder / "hydra.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     (folder / "text.txt").write_text("def main(argv):\n    return len(argv)\n" * 60)
     sizes = ["--steps", "2", "--tokens-per-step", "64", "--length", "64"]
     sizes += ["--evaluation-prompts", "0"]
