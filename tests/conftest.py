@@ -4,6 +4,7 @@ import os
 import sys
 from importlib.util import find_spec
 from itertools import islice
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -21,10 +22,25 @@ hypothesis.settings.register_profile("explore", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("gate")
 
 
+def _dear_cases():
+    """Names of the cases in `dear.txt`, by the functions under which they stand there."""
+    function, names = "", set()
+    for line in (Path(__file__).parent / "dear.txt").read_text().splitlines():
+        if line.startswith("    "):
+            names.add(f"tests/{function}[{line[4:]}]")
+        elif line and not line.startswith("#"):
+            function = line
+            names.add(f"tests/{function}")
+    return names
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """`-m smoke` runs of a table what runs by default."""
+    """Dear cases are `swept`. `-m smoke` runs of a table what runs by default."""
+    dear = _dear_cases()
     for item in items:
+        if item.nodeid in dear:
+            item.add_marker("swept")
         if any(map(item.get_closest_marker, ("swept", "slow", "gpu"))):
             item.own_markers = [mark for mark in item.own_markers if mark.name != "smoke"]
 
@@ -85,7 +101,7 @@ def _only_the_first_wider_problems_are_tried(request, monkeypatch):
     takes longer than all before it, and `test_certify_wider.py` and others are about it.
     """
     files = "test_certify.py", "test_certify_foreign.py", "test_draft_law.py", "test_own_numbers.py"
-    others = "test_path_laws.py", "test_snippets.py"
+    others = "test_path_laws.py", "test_snippets.py", "test_certify_doors.py"
     if request.path.name in (*files, *others) or request.path.parent.name in ("cli", "examples"):
         from specdec.certificates.sampler import exact
 

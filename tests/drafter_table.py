@@ -130,7 +130,7 @@ WAYS = [
     *("model", "lookup", JOINED[0], "eagle3, fewer ids", "p-eagle", "dspark, rnn", "mtp, looped"),
     *("self, top", "model, tree", "dspark, rnn, paths"),
 ]
-OTHERS = "suffix, prompts", "eagle1", "dflash", "assistant", "own", "eagle3, fewer ids, tree"
+OTHERS = "suffix, prompts", "eagle1", "dflash", "assistant", "own", "lookup, tree"
 OF_TEXTS = first(DRAFTERS, WAYS)
 """All, for laws of whole texts: by default one of each way to draft is held to them."""
 OF_PROPOSALS = first(DRAFTERS, [*WAYS, *OTHERS])

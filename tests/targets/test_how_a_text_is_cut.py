@@ -173,7 +173,7 @@ def test_a_hook_that_looks_at_the_place_in_a_call_is_refused(hook, where, kind):
     found = is_equal_or_refused(model, generator)
     assert "depends on how a text is cut into calls" in found
     assert where in found
-    assert "Interventions" in found
+    assert "see docs/interventions.md" in found
 
 
 @pytest.mark.parametrize(

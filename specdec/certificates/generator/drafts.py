@@ -21,6 +21,7 @@ from specdec.drafters import Drafter
 from specdec.generator import SpeculativeGenerator
 from specdec.request.lists import left_padded
 from specdec.samplers import LogitsFilter
+from specdec.targets.watch import ACTIVATED
 from specdec.types import Context
 
 MOST_ROWS, MOST_STEPS = 4, 8
@@ -70,15 +71,16 @@ def audit_drafts(
     row_inputs: Mapping[str, Any] | None = None,
 ) -> DraftsAudit | None:
     """Makes some drafts of greedy texts of `num` tokens once more; `None` without drafts, for
-    trees, for a drafter that reads slots, outcomes or earlier requests, and for prompts that are
-    more than ids.
+    trees, for a drafter that reads slots, outcomes or earlier requests, for prompts that are more
+    than ids, and for adapters that a prompt invokes.
     """
     target, drafter = generator.target, generator.drafter
     known = {*range(target.num_layers), "final"}
     reads_more = drafter.reads_target or drafter.reads_outcome or drafter.has_memory
     k, drafts = drafter.num_draft_tokens, []
-    is_chain = k > 0 and not drafter.tree_depth
-    if not is_chain or reads_more or row_inputs or not {*drafter.feature_layers} <= known:
+    is_chain, is_invoked = k > 0 and not drafter.tree_depth, ACTIVATED in target.adapter_inputs
+    is_text = not row_inputs and not is_invoked and {*drafter.feature_layers} <= known
+    if not is_chain or reads_more or not is_text:
         return None
     options = {"temperature": 0, "neutral": True, "eos_token_id": [], "max_new_tokens": num}
     for prompt in prompts[:MOST_ROWS]:
@@ -88,7 +90,7 @@ def audit_drafts(
         starts = [0, *accumulate(len(step.new_tokens) for step in steps)]
         ids = torch.cat([ids, ids.new_tensor([new])], dim=1)
         features = _features(generator, ids)
-        for number in {*torch.linspace(0, len(steps) - 1, MOST_STEPS).long().tolist()}:
+        for number in {i * (len(steps) - 1) // (MOST_STEPS - 1) for i in range(MOST_STEPS)}:
             start = starts[number]
             anew = _draft(generator, ids[:, : len(prompt) + start], features)
             drafts.append((steps[number].draft_tokens, anew, new[start:]))
