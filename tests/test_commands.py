@@ -43,6 +43,7 @@ NOT_RUN = {
     "python -m specdec.integrations.lm_eval": BY_THE_HUB,
     "torchrun --nproc-per-node 2 -m specdec.integrations.lm_eval": BY_THE_HUB,
     "torchrun --nproc-per-node 2 -m specdec train": "tests/parallel/test_spread_training.py does",
+    "accelerate launch -m specdec train": "tests/training/test_training_cli.py does on CPUs",
     "PYTHONPATH=. ": BENCHMARK,
 }
 """The beginning of a command, and why no test runs it."""
