@@ -213,8 +213,8 @@ class SamplerReport:
         if not shares or not self.is_exact:
             return "lossy, as declared"
         return (
-            "lossy, as declared. How lossy: total variation between the rule's token and the target's, "
-            "given the tokens before, mean over the problems (largest), at token "
+            "lossy, as declared. How lossy: total variation between the rule's token and the "
+            "target's, given the tokens before, mean over the problems (largest), at token "
             f"{', '.join(shares)}"
         )
 
