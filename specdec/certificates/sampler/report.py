@@ -14,7 +14,7 @@ from specdec.certificates.sampler.problems import Problems
 
 KINDS = {
     "law": (
-        "a text does not have its probability under the target",
+        "the rule emits a text with another probability than the target",
         "a draft token accepted more often than target / draft; a recovered token that is not "
         "drawn from max(0, target - draft), normalised; a bonus token from another row of the "
         "target; one uniform for two decisions",
@@ -175,7 +175,7 @@ class SamplerReport:
                 self.total_variation = max(self.total_variation, one.total_variation)
         if self.passed:
             count, what = sum(one.num_problems for one in found), ", ".join(dict.fromkeys(tried))
-            self.further = f"the law holds with {what}, too (exact, {count} problems)"
+            self.further = f"the same with {what} (exact, {count} problems)"
 
     def _acceptance(self) -> str:
         """How much it accepts, beside the most that any lossless rule does."""
@@ -213,8 +213,9 @@ class SamplerReport:
         if not shares or not self.is_exact:
             return "lossy, as declared"
         return (
-            "lossy, as declared: total variation from the target, given the tokens before, by "
-            f"position in the step, mean of the problems (largest): {', '.join(shares)}"
+            "lossy, as declared. How lossy: total variation between the rule's token and the "
+            "target's, given the tokens before, mean over the problems (largest), at token "
+            f"{', '.join(shares)}"
         )
 
     def __repr__(self) -> str:
@@ -223,7 +224,7 @@ class SamplerReport:
     def __str__(self) -> str:
         drawn, lines = self.drawn, []
         if drawn is None:
-            tried = f"exact law over {self.num_problems} problems, {self.num_paths} drafted paths"
+            tried = f"exact, over {self.num_problems} problems, {self.num_paths} drafted paths"
             lines.append(
                 f"deviation {self.deviation:.1e} (tolerance {self.tolerance:.0e}), "
                 f"total variation {self.total_variation:.1e}"
