@@ -1,7 +1,7 @@
 """Names become parts: a target, a drafter and a sampler by what is written in a command, a file of
 a study, or the arguments of a generator.
 
-What a name means is found, and refused, before anything large is loaded.
+Names are resolved, and wrong names raise an error, before anything large is loaded.
 """
 
 from __future__ import annotations

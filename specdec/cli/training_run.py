@@ -158,7 +158,7 @@ def _arguments(run: Run, others: list[str]) -> ObjectiveArguments:
 
 
 def _check(run: Run) -> None:
-    """Refuses settings that cannot be right, or would have no effect."""
+    """Raises an error for settings that cannot be right, or would have no effect."""
     if find_own(run.kind) is None:
         advice = "or your own as mine.py:make"
         check_choice("the kind of head", run.kind, KINDS, advice=advice)
@@ -201,7 +201,7 @@ def _record(run: Run) -> dict[str, Any]:
 
 
 def _check_same_run(folder: Path, record: dict[str, Any]) -> None:
-    """Refuses to go on from a checkpoint that was made with other arguments or other files."""
+    """Raises ValueError if the checkpoint was made with other arguments or other files."""
     try:
         saved = dict(json.loads((folder.parent / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
