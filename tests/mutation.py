@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
+from types import FunctionType
 
 import hypothesis
 import pytest
@@ -75,7 +76,12 @@ class Edit:
         space = {}
         flags = __future__.annotations.compiler_flag
         exec(compile(source, file, "exec", flags), vars(module), space)
-        _put(owner, name, right, space[name])
+        made = space[name]
+        if isinstance(right, FunctionType) and not (right.__closure__ or made.__closure__):
+            for part in ("__code__", "__defaults__", "__kwdefaults__"):  # in tables, too
+                setattr(right, part, getattr(made, part))
+        else:
+            _put(owner, name, right, made)
 
     def _source(self) -> str:
         """The source of the faulty function."""
