@@ -221,7 +221,7 @@ def request_of(
     if beside is not None and alone is None and beside.is_embedded(input_ids):
         max_length += padded.shape[1]  # through the hook HF counts ids
     rows, room = len(lengths), max_length - padded.shape[1]
-    if "alora_offsets" in target.adapter_inputs:
+    if "alora_offsets" in target.own_inputs:
         row_inputs = target.activation(tokens, lengths, row_inputs)
     inputs = {}
     if row_inputs is not None:
