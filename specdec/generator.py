@@ -451,9 +451,9 @@ class SpeculativeGenerator:
             advice = "the drafter's own is the largest; make it with a larger one"
             check_integer("num_draft_tokens", asked, 0, most, advice=advice)
         if request.row_inputs:
-            from specdec.request.row_inputs import refuse_unknown
+            from specdec.request.row_inputs import read_by
 
-            refuse_unknown(request.row_inputs, (target, self.drafter))
+            request = read_by(request, target, self.drafter)
         parts = Parts(self.target, self.drafter, self.sampler)
         reason = self._storages.why_eager(request, is_traced=trace)
         storage = self._storages.take(parts, request, why_eager=reason)

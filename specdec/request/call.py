@@ -133,7 +133,7 @@ def read_request(
     if target.fault_of_generate:
         target.refuse_own_generate()
     options = dict(options)
-    if isinstance(input_ids, Mapping):
+    if isinstance(input_ids, Mapping) or target.reads_source:
         from specdec.request.given import unpacked
 
         input_ids, attention_mask, options = unpacked(target, input_ids, attention_mask, options)

@@ -271,8 +271,13 @@ def unpacked(
     options: dict[str, Any],
 ) -> tuple[Tensor | None, Tensor | None, dict[str, Any]]:
     """Ids and mask, which a tokenizer returns as one object, and a processor with all that its
-    model reads of a prompt; that is among the options returned.
+    model reads of a prompt; that is among the options returned. Of an encoder-decoder all of it is
+    the source.
     """
+    if target.reads_source:
+        from specdec.request.source import native as of_source
+
+        return of_source(target, input_ids, attention_mask, options)
     own = prompt_inputs(target.model)
     read = {name: value for name, value in input_ids.items() if name in own}
     surplus = input_ids.keys() - {"input_ids", "attention_mask", "token_type_ids"} - own

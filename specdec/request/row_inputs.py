@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdec.arguments import shown
 from specdec.targets import Target
+from specdec.targets.source import SOURCE
 
 
 def read_row_inputs(given: Any, rows: int, copies: int = 1) -> dict[str, Tensor]:
@@ -35,6 +36,9 @@ def read_row_inputs(given: Any, rows: int, copies: int = 1) -> dict[str, Tensor]
         raise TypeError(f"row_inputs must be a dict of tensors by name, got {shown(given)}")
     found = {}
     for name, value in given.items():
+        if name in SOURCE:  # made of the call itself, and stays where it was made
+            found[name] = value.repeat_interleave(rows // len(value), dim=0)
+            continue
         try:
             table = torch.as_tensor(value, device="cpu").detach()
             if table.is_floating_point():  # numbers of Python's would be of the default data type
@@ -60,6 +64,10 @@ def read_row_inputs(given: Any, rows: int, copies: int = 1) -> dict[str, Tensor]
             f"row_inputs['position_offset'] must be an integer >= 0 for each row, got "
             f"{shown(given['position_offset'])}"
         )
+    if hasattr(given, "source"):
+        from specdec.request.source import SourceRows
+
+        return SourceRows(found, given.source)
     return found
 
 
@@ -67,6 +75,20 @@ def offsets_among(row_inputs: Mapping[str, Tensor]) -> Iterable[int]:
     """By how much the positions of each row are moved on: 0 where nothing says so."""
     offset = row_inputs.get("position_offset")
     return repeat(0) if offset is None else offset.tolist()
+
+
+def read_by(request: Any, target: Target, drafter: Any) -> Any:
+    """The call, with what its drafter makes of a source itself.
+
+    Raises:
+        TypeError: a name of a row input that neither of them declares.
+    """
+    if hasattr(request.row_inputs, "source"):
+        from specdec.request.source import with_drafters
+
+        request = with_drafters(request, drafter)
+    refuse_unknown(request.row_inputs, (target, drafter))
+    return request
 
 
 def refuse_unknown(names: Iterable[str], parts: Sequence[Any]) -> None:

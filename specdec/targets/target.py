@@ -130,6 +130,11 @@ class SlotModel:
             edits = (*edits, part)
         return open_views(self.model, self.route, self.feature_layers, edits)
 
+    @property
+    def step_view(self) -> PreTrainedModel:
+        """The private view that steps run."""
+        return self._views.step
+
     @cached_property
     def _prompt_views(self) -> Views:
         """Views that read prompts which are more than ids; no other call enters them."""

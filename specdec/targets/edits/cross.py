@@ -191,9 +191,9 @@ def _biases(
     if window is None:
         return make(*sizes, **own)
     window = window.on(own["device"])
-    keys = torch.arange(window.num_attended, device=own["device"]).expand(len(window.slots), -1)
-    queries = window.slots
+    count, slots = window.num_attended, window.slots
+    keys = torch.arange(count + 1, device=own["device"]).expand(len(slots), -1)
     if window.positions is not None:  # nodes of a tree
-        queries = window.positions
-        keys = keys.scatter(1, window.slots.clamp(max=window.num_attended - 1), queries)
-    return relative_bias(attention, keys[:, None] - queries[..., None])
+        keys = keys.scatter(1, slots.clamp(max=count), window.positions)
+    queries = slots if window.positions is None else window.positions
+    return relative_bias(attention, keys[:, None, :count] - queries[..., None])

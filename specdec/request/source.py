@@ -1,0 +1,181 @@
+"""The source of a call of an encoder-decoder: what the user's call brings for the encoder, read as
+the model's own `generate` reads it, becomes prompts of the decoder and row inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.hf.encoders import prepared
+from specdec.hf.forward import CACHES, forward_arguments
+from specdec.targets import Target
+from specdec.targets.edits.cross import rows_of
+from specdec.targets.source import SOURCE
+from specdec.targets.target import SlotModel
+
+_OF_DECODER = {"decoder_input_ids", "decoder_start_token_id", "language", "task", "prompt_ids"}
+_NOT_READ = {
+    *("labels", "decoder_inputs_embeds", "use_cache", "return_dict", "input_ids", *CACHES),
+    *("attention_mask", "output_attentions", "output_hidden_states", "self", "kwargs"),
+}
+_OF_SOURCE = {"encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
+"""Settings of processors that read the ids of the source, with the value that does nothing."""
+
+
+class Source(NamedTuple):
+    """Of one call.
+
+    Args:
+        inputs: of the encoder, by the names of the model's own `generate`.
+        encoder: of the target.
+        outputs: of that encoder.
+    """
+
+    inputs: Mapping[str, Any]
+    encoder: nn.Module
+    outputs: Any
+
+
+class SourceRows(dict):
+    """Row inputs of a call, and the source that they were made of."""
+
+    def __init__(self, rows: Mapping[str, Any], source: Source):
+        super().__init__(rows)
+        self.source = source
+
+
+def native(
+    target: Target,
+    input_ids: Tensor | Mapping[str, Any] | None,
+    attention_mask: Tensor | None,
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
+    """Prompts of the decoder, their mask, and the options of a call, with the source among its row
+    inputs.
+
+    Args:
+        target: whose model has an encoder.
+        input_ids: of the source, `[B, S]`; or all that a tokenizer or processor returns.
+        attention_mask: of the source.
+        options: of the call; those of the source are taken out.
+
+    Raises:
+        TypeError, ValueError: no source, or a recording that is longer than the encoder reads.
+    """
+    whole, options = target.model.whole, dict(options)
+    given = {"input_ids": input_ids, "attention_mask": attention_mask}
+    if isinstance(input_ids, Mapping):
+        given = {**given, "input_ids": None, **input_ids}
+    names = (forward_arguments(whole) - _NOT_READ) | _OF_DECODER
+    given |= {name: options.pop(name) for name in names & options.keys()}
+    given = {name: _on(value, target.device) for name, value in given.items() if value is not None}
+    own = whole.main_input_name
+    if own not in given and not given.keys() & {"encoder_outputs", "inputs_embeds"}:
+        raise TypeError(
+            f"{type(whole).__name__} reads a source by its encoder: expected {own} or "
+            f"encoder_outputs, got {', '.join(sorted(given)) or 'nothing'}; the decoder's own "
+            "prompt is decoder_input_ids"
+        )
+    longest = 2 * getattr(whole.config, "max_source_positions", 0)
+    if own == "input_features" and longest and given.get(own, torch.empty(0)).shape[-1] > longest:
+        raise ValueError(
+            f"input_features has {given[own].shape[-1]} frames, and the encoder reads {longest} at "
+            "once; call model.generate(..., custom_generate=generator), which goes window by window"
+        )
+    _refuse_processors(options.get("generation_config"), whole.generation_config)
+    ids, found = prepared(whole, given)
+    rows = _rows(target, given, found)
+    source = Source(given, whole.get_encoder(), found["encoder_outputs"])
+    options["row_inputs"] = SourceRows({**(options.get("row_inputs") or {}), **rows}, source)
+    mask = found.get("decoder_attention_mask")
+    return ids, torch.ones_like(ids) if mask is None else mask, options
+
+
+def through_hook(
+    target: Target, call: Mapping[str, Any], model_kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Any], SourceRows]:
+    """What HF hands to a decoding method, by the names that it has in decoder-only models, and the
+    row inputs of the source.
+
+    Args:
+        call: what HF's `generate` was given, of `hf.generation.call_of_generate`.
+        model_kwargs: that it hands over.
+    """
+    given = {call.get("model_input_name"): call.get("inputs_tensor")}
+    given["attention_mask"] = model_kwargs.get("attention_mask")
+    given = {name: value for name, value in given.items() if value is not None}
+    source = Source(given, target.model.whole.get_encoder(), model_kwargs["encoder_outputs"])
+    rows = SourceRows(_rows(target, given, model_kwargs), source)
+    own = {n: v for n, v in model_kwargs.items() if n not in ("encoder_outputs", "attention_mask")}
+    return {n.removeprefix("decoder_"): value for n, value in own.items()}, rows
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+@torch.no_grad()
+def _rows(target: Target, given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Row inputs of what HF has prepared; ids of the source, where it is a text."""
+    mask = found.get("attention_mask")
+    rows = rows_of(target.step_view, found["encoder_outputs"], mask)
+    ids = given.get("input_ids")
+    if ids is not None and ids.dim() == 2 and ids.shape[1] == found["encoder_outputs"][0].shape[1]:
+        ids = ids.repeat_interleave(len(rows[SOURCE[0]]) // len(ids), dim=0)
+        seen = rows["source_mask"][:, : ids.shape[1]]
+        ids = torch.where(seen, ids, -1)
+        rows["source_ids"] = F.pad(ids, (0, rows["source_mask"].shape[1] - ids.shape[1]), value=-1)
+    return rows
+
+
+def rows_of_draft(draft: SlotModel, source: Source) -> dict[str, Tensor]:
+    """Row inputs of a draft model with an encoder: its own, or that of the target, which has run.
+
+    Raises:
+        ValueError: the call brought what the target's encoder made, and not what it was made of.
+    """
+    whole, names = draft.model.whole, {"attention_mask", "inputs_embeds", "encoder_outputs"}
+    given = {n: v for n, v in source.inputs.items() if n in {*names, whole.main_input_name}}
+    given.pop("encoder_outputs", None)
+    if whole.get_encoder() is source.encoder:
+        given["encoder_outputs"] = source.outputs
+    elif not given.keys() & {whole.main_input_name, "inputs_embeds"}:
+        raise ValueError(
+            f"the draft model has an encoder of its own, and the call brought encoder_outputs of "
+            f"the target's; pass {whole.main_input_name}, or let both have one encoder "
+            "(draft.model.encoder = target.model.encoder)"
+        )
+    found = prepared(whole, given)[1]
+    return rows_of(draft.step_view, found["encoder_outputs"], found.get("attention_mask"))
+
+
+def _refuse_processors(config: Any, of_model: Any) -> None:
+    """Raises `ValueError` for settings that read the ids of the source, which a call of a
+    generator's own does not show its processors.
+    """
+    for name, usual in _OF_SOURCE.items():
+        value = getattr(config, name, None)
+        value = getattr(of_model, name, None) if value is None else value
+        if value not in (None, usual):
+            raise ValueError(
+                f"{name}={value!r} reads the ids of the source, which processors of a generator's "
+                "own calls do not see; call model.generate(..., custom_generate=generator), or "
+                f"pass generation_config=GenerationConfig({name}={usual})"
+            )
+
+
+def with_drafters(request: Any, drafter: Any) -> Any:
+    """The call with the row inputs that a drafter makes of the source itself."""
+    rows = request.row_inputs
+    more = drafter.read_source(rows.source)
+    if not more or more.keys() <= rows.keys():
+        return request
+    copies = len(request.lengths) // len(next(iter(more.values())))
+    more = {name: value.repeat_interleave(copies, dim=0) for name, value in more.items()}
+    return replace(request, row_inputs=SourceRows({**rows, **more}, rows.source))
