@@ -80,11 +80,10 @@ class Drafter(nn.Module, ABC):
                 where these cannot be read again.
         """
 
-    def read_source(self, source: Source) -> Mapping[str, Tensor]:
-        """What it makes itself of the source of an encoder-decoder's call: row inputs `[B, ...]`
-        that it declares.
+    def read_source(self, source: Source) -> Mapping[str, Tensor] | None:
+        """Row inputs `[B, ...]` that it makes itself of the source of an encoder-decoder's call,
+        and declares; `None` for nothing.
         """
-        return {}
 
     @abstractmethod
     def init_state(

@@ -182,10 +182,10 @@ class ModelDrafter(TreeDrafter):
         prompts = read(self._reader)
         return prompts if prompts.is_causal else None
 
-    def read_source(self, source: Source) -> dict[str, Tensor]:
+    def read_source(self, source: Source) -> dict[str, Tensor] | None:
         """Cross attention of a draft model that has an encoder, under names of its own."""
         if not self._slot_model.reads_source:
-            return {}
+            return None
         from specdec.request.source import rows_of_draft
 
         rows = rows_of_draft(self._slot_model, source)

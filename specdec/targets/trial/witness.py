@@ -109,14 +109,16 @@ def read_in_batches(model: PreTrainedModel, tokens: Tensor) -> Iterator[tuple[Te
 
 def read_padded(model: PreTrainedModel, tokens: Tensor) -> Tensor | None:
     """Logits `[1, N - 2, V]` of the beginning of the second text, read beside the first with two
-    tokens of padding before it; `None` where HF's own forward raises an error.
+    tokens of padding before it; `None` where HF's own forward raises an error, and for decoders with
+    an encoder, which count positions from the padding.
     """
+    if beside(model, tokens):
+        return None
     padded = tokens.clone()
     padded[1, 2:] = tokens[1, :-2]
     mask = torch.ones_like(padded)
     mask[1, :2] = 0
     inputs = {"input_ids": padded, "attention_mask": mask, "use_cache": False}
-    inputs |= beside(model, tokens)
     if takes_positions(model):
         inputs["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)
     try:

@@ -1,0 +1,314 @@
+"""Encoder-decoders: text equals that of HF's `generate`, alone and in ragged batches, with every
+kind of drafter; the self-test finds faults of the cross attention; and what is not supported says so.
+"""
+
+import functools
+
+import pytest
+import torch
+import transformers
+from diagonal import diagonal, first
+from encoder_decoders import TYPES, build_whole, kept_whole, noisy, sources
+from transformers import GenerationMixin
+
+from specdec import ModelDrafter, SpeculativeGenerator, Target
+from specdec.drafters import SourceLookupDrafter
+from specdec.targets.edits import cross
+
+NEW = 12
+OPTIONS = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": []}
+LENGTHS = 19, 8, 3
+DRAFTERS = "lookup", "source lookup", "model", "tree", "none"
+
+
+def hf_text(model, **given):
+    options = {**OPTIONS, "eos_token_id": None}
+    return GenerationMixin.generate(model, **given, **options)
+
+
+@functools.cache
+def target_of(name):
+    return Target(kept_whole(name))
+
+
+@functools.cache
+def drafts_of(name):
+    return noisy(kept_whole(name), name)
+
+
+def drafter_of(kind, name):
+    if kind == "model":
+        return ModelDrafter(drafts_of(name))
+    if kind == "tree":
+        return ModelDrafter(drafts_of(name), tree="8x3")
+    if kind == "source lookup":
+        is_text = kept_whole(name).main_input_name == "input_ids"
+        return SourceLookupDrafter() if is_text else "lookup"
+    return None if kind == "none" else "lookup"
+
+
+@pytest.mark.parametrize(("name", "kind"), diagonal(TYPES, DRAFTERS))
+def test_greedy_text_is_that_of_hf_for_each_row_alone_and_in_a_ragged_batch(name, kind):
+    model = kept_whole(name)
+    batch, rows = sources(model, *LENGTHS)
+    expected = torch.cat([hf_text(model, **row) for row in rows])
+    generator = SpeculativeGenerator(target_of(name), drafter_of(kind, name))
+    result = generator.generate(**batch, **OPTIONS)
+    assert result.sequences.equal(expected)
+    assert generator.generate(**rows[1], **OPTIONS).sequences.equal(expected[1:2])
+    assert hf_text(model, **batch, custom_generate=generator).equal(expected)
+    if kind in ("model", "tree"):
+        assert result.stats.acceptance_length > 1
+
+
+@pytest.mark.parametrize("name", first(TYPES, ("bart", "t5", "whisper")))
+def test_in_half_precision_tokens_are_the_most_likely_ones_up_to_rounding(name):
+    model = build_whole(name, dtype=torch.bfloat16)
+    batch, _ = sources(model, *LENGTHS)
+    generator = SpeculativeGenerator(model, "lookup")
+    text = generator.generate(**batch, **OPTIONS).sequences
+    given = {"decoder_input_ids": text[:, :-1], **batch}
+    with torch.no_grad():
+        logits = model(**given).logits.float()
+    chosen = logits.gather(2, text[:, 1:, None])[..., 0]
+    best = logits.amax(dim=2)
+    assert bool((best - chosen <= 0.05 * logits.abs().amax(dim=2)).all())
+    assert (best == chosen).float().mean() > 0.5
+
+
+@pytest.mark.parametrize("name", first(TYPES, ("marian", "t5_gated", "whisper")))
+def test_prompts_of_the_decoder_of_several_lengths(name):
+    """Each row as alone: HF's decoders other than Whisper's count positions from the padding."""
+    model = kept_whole(name)
+    batch, rows = sources(model, *LENGTHS)
+    starts = [[2], [2, 17, 40, 9], [2, 5]]
+    expected = [
+        hf_text(model, **row, decoder_input_ids=torch.tensor([start]))[0, len(start) :]
+        for row, start in zip(rows, starts, strict=True)
+    ]
+    ids = torch.tensor([[0] * (4 - len(start)) + start for start in starts])
+    mask = torch.tensor([[0] * (4 - len(start)) + [1] * len(start) for start in starts])
+    own = {"decoder_input_ids": ids, "decoder_attention_mask": mask}
+    text = SpeculativeGenerator(target_of(name), "lookup").generate(**batch, **own, **OPTIONS)
+    assert text.sequences[:, 4:].equal(torch.stack(expected))
+
+
+@pytest.mark.parametrize("name", ["bart", "t5", "whisper"])
+def test_a_draft_model_that_is_the_target_is_never_rejected(name):
+    drafter = ModelDrafter(kept_whole(name), 3)
+    batch, _ = sources(kept_whole(name), *LENGTHS)
+    options = {**OPTIONS, "max_new_tokens": 13}
+    stats = SpeculativeGenerator(target_of(name), drafter).generate(**batch, **options).stats
+    assert stats.acceptance_length == 4
+
+
+def test_a_draft_model_without_an_encoder():
+    config = transformers.GPT2Config(vocab_size=99, n_embd=16, n_layer=1, n_head=2)
+    drafter = ModelDrafter(transformers.GPT2LMHeadModel(config).eval(), 3)
+    model = kept_whole("marian")
+    batch, rows = sources(model, *LENGTHS)
+    text = SpeculativeGenerator(target_of("marian"), drafter).generate(**batch, **OPTIONS).sequences
+    assert text.equal(torch.cat([hf_text(model, **row) for row in rows]))
+
+
+def test_an_encoder_runs_once_in_a_call_and_once_more_for_a_draft_model_with_its_own():
+    calls = []
+    model, draft = build_whole("bart"), build_whole("bart", seed=1)
+    batch, rows = sources(model, *LENGTHS)
+    for name, one in (("target", model), ("draft", draft)):
+        hook = functools.partial(lambda name, *_: calls.append(name), name)
+        one.get_encoder().register_forward_hook(hook)
+    generator = SpeculativeGenerator(model, ModelDrafter(draft))
+    calls.clear()
+    expected = generator.generate(**batch, **OPTIONS).sequences
+    assert calls == ["target", "draft"]
+    draft.model.encoder = model.model.encoder
+    generator = SpeculativeGenerator(model, ModelDrafter(draft))
+    calls.clear()
+    assert generator.generate(**batch, **OPTIONS).sequences.equal(expected)
+    assert hf_text(model, **batch, custom_generate=generator).equal(expected)
+    assert calls == ["target", "target"]
+    made = model.get_encoder()(**batch)
+    calls.clear()
+    own = {"encoder_outputs": made, "attention_mask": batch["attention_mask"]}
+    assert generator.generate(**own, **OPTIONS).sequences.equal(expected)
+    assert calls == []
+
+
+def test_samples_are_drawn_from_the_distribution_of_hf():
+    """The first token against HF's own probabilities, by a chi-square statistic."""
+    model = kept_whole("bart")
+    batch, _ = sources(model, 6)
+    count = 1000
+    options = {"max_new_tokens": 1, "do_sample": True, "top_k": 4, "temperature": 3.0}
+    options |= {"num_return_sequences": count, "seed": 0, "eos_token_id": []}
+    generator = SpeculativeGenerator(target_of("bart"), ModelDrafter(drafts_of("bart"), 1))
+    result = generator.generate(**batch, **options)
+    with torch.no_grad():
+        logits = model(**batch, decoder_input_ids=torch.tensor([[2]])).logits[0, -1]
+    probs = (logits / 3.0).topk(4)
+    wanted = probs.values.softmax(0) * count
+    found = torch.stack([(result.sequences[:, 1] == token).sum() for token in probs.indices])
+    assert int(found.sum()) == count
+    assert float(((found - wanted) ** 2 / wanted).sum()) < 30  # chance of 1e-6 with 3 degrees
+
+
+def test_coupled_samples_are_those_of_plain_decoding():
+    batch, _ = sources(kept_whole("whisper"), *LENGTHS)
+    options = {"max_new_tokens": NEW, "temperature": 0.7, "seed": [1, 2, 3], "eos_token_id": []}
+    target, texts = target_of("whisper"), []
+    for drafter in (None, ModelDrafter(drafts_of("whisper"))):
+        generator = SpeculativeGenerator(target, drafter, "coupling")
+        texts.append(generator.generate(**batch, **options).sequences)
+    assert texts[0].equal(texts[1])
+
+
+def one_for_all(keys, values, mask):
+    return keys[:1].expand_as(keys), values[:1].expand_as(values), mask
+
+
+def without_mask(keys, values, mask):
+    return keys, values, torch.ones_like(mask)
+
+
+def shifted(keys, values, mask):
+    return keys.roll(1, dims=3), values.roll(1, dims=3), mask
+
+
+def values_shifted(keys, values, mask):
+    return keys, values.roll(1, dims=3), mask
+
+
+def of_the_next_layer(keys, values, mask):
+    return keys.roll(1, dims=1), values, mask
+
+
+FAULTS = one_for_all, without_mask, shifted, values_shifted, of_the_next_layer
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "dtype"),
+    diagonal(["bart", "t5", "marian"], FAULTS, [torch.float32, torch.bfloat16]),
+)
+def test_the_self_test_finds_a_fault_of_the_cross_attention(monkeypatch, name, fault, dtype):
+    model, read = build_whole(name, dtype=dtype), cross._read
+    Target(model)
+    monkeypatch.setattr(cross, "_read", lambda window: fault(*read(window)))
+    with pytest.raises(ValueError, match=r"cannot be decoded .* differs from its plain forward"):
+        Target(model)
+
+
+def test_the_self_test_finds_biases_that_count_slots(monkeypatch):
+    """In the window of a tree nodes stand at other positions."""
+    model = build_whole("t5")
+    assert Target(model).route.fault_of_trees is None
+    make = cross.relative_bias
+    by_slots = lambda attention, distances: make(attention, distances.roll(1, dims=2))  # noqa: E731
+    monkeypatch.setattr(cross, "relative_bias", by_slots)
+    with pytest.raises(ValueError, match="cannot be decoded"):
+        Target(model)
+
+
+def refused(kind, config, **own):
+    torch.manual_seed(0)
+    return kind(config(**own)).eval()
+
+
+SIZES = {"vocab_size": 99, "d_model": 16, "d_ff": 16, "d_kv": 4, "num_layers": 2, "num_heads": 2}
+REFUSED = {
+    "umt5": (transformers.UMT5ForConditionalGeneration, transformers.UMT5Config, SIZES),
+    "switch": (
+        transformers.SwitchTransformersForConditionalGeneration,
+        transformers.SwitchTransformersConfig,
+        {**SIZES, "num_experts": 2},
+    ),
+    "prophetnet": (
+        transformers.ProphetNetForConditionalGeneration,
+        transformers.ProphetNetConfig,
+        {
+            **{"vocab_size": 99, "hidden_size": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16},
+            **{"num_encoder_layers": 1, "num_decoder_layers": 1},
+            **{"num_encoder_attention_heads": 2, "num_decoder_attention_heads": 2},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_encoder_decoders_are_refused_by_name(name):
+    kind, config, sizes = REFUSED[name]
+    with pytest.raises(ValueError, match=rf"{kind.__name__} .*[Uu]se HF generate"):
+        Target(refused(kind, config, **sizes))
+
+
+def test_a_model_in_training_mode_is_refused_and_one_changed_later_is_noticed():
+    model = build_whole("bart")
+    generator = SpeculativeGenerator(model, "lookup")
+    batch, _ = sources(model, *LENGTHS)
+    with pytest.raises(ValueError, match=r"BartForConditionalGeneration is in training mode"):
+        Target(build_whole("bart").train())
+    model.train()
+    with pytest.raises(ValueError, match=r"call model.eval\(\) first"):
+        generator.generate(**batch, **OPTIONS)
+    model.eval()
+    with torch.no_grad():
+        model.model.decoder.layers[1].encoder_attn.k_proj.weight.mul_(2)
+    expected = hf_text(model, **batch)
+    assert generator.generate(**batch, **OPTIONS).sequences.equal(expected)
+    model.model.decoder.layers[1].encoder_attn.out_proj = torch.nn.Linear(32, 32)
+    with pytest.raises(ValueError, match="was edited after specdec wrapped it"):
+        generator.generate(**batch, **OPTIONS)
+    generator.refresh()
+    expected = hf_text(model, **batch)
+    assert generator.generate(**batch, **OPTIONS).sequences.equal(expected)
+
+
+def test_hooks_of_the_user_act_as_in_hf():
+    model = build_whole("bart")
+    scale = lambda module, args, out: 1.5 * out  # noqa: E731
+    model.model.decoder.layers[1].register_forward_hook(scale)
+    model.model.encoder.layers[0].register_forward_hook(scale)
+    batch, rows = sources(model, *LENGTHS)
+    expected = torch.cat([hf_text(model, **row) for row in rows])
+    assert SpeculativeGenerator(model, "lookup").generate(**batch, **OPTIONS).sequences.equal(
+        expected
+    )
+
+
+def test_rows_that_end_leave_with_their_sources():
+    model = kept_whole("marian")
+    batch, rows = sources(model, *LENGTHS)
+    texts = [hf_text(model, **row)[0] for row in rows]
+    end = int(texts[0][3])
+    generator = SpeculativeGenerator(target_of("marian"), "lookup", graphs=False)
+    options = {**OPTIONS, "eos_token_id": end}
+    found = generator.generate(**batch, **options).sequences
+    for row, text in zip(found, texts, strict=True):
+        ends = (text[1:] == end).nonzero()
+        length = 2 + int(ends[0]) if len(ends) else len(text)
+        assert row[:length].equal(text[:length])
+
+
+def test_captured_steps_are_eager_ones():
+    batch, _ = sources(kept_whole("bart"), *LENGTHS)
+    for drafter in ("lookup", ModelDrafter(drafts_of("bart"))):
+        generator = SpeculativeGenerator(target_of("bart"), drafter, graphs=True)
+        expected = SpeculativeGenerator(target_of("bart"), drafter).generate(**batch, **OPTIONS)
+        result = generator.generate(**batch, **OPTIONS, check=True)
+        assert result.sequences.equal(expected.sequences)
+
+
+def test_the_memory_of_sources_is_explained():
+    """Keys and values of 3 layers, 32 wide, 4 bytes each."""
+    words = "cross attention of 3 layers keeps 0.8 kB of each position of a row's source: 0.0 MB"
+    assert words in SpeculativeGenerator(target_of("whisper"), None).explain()
+
+
+def test_a_text_longer_than_the_positions_of_a_decoder():
+    batch, _ = sources(kept_whole("whisper"), 1)
+    generator = SpeculativeGenerator(target_of("whisper"), "lookup")
+    with pytest.raises(ValueError, match="but the target has 120 positions"):
+        generator.generate(**batch, max_new_tokens=120)
+    text = generator.generate(**batch, **{**OPTIONS, "max_new_tokens": 119}).sequences
+    own = {"max_new_tokens": 119, "do_sample": False, "eos_token_id": None}
+    assert text.equal(GenerationMixin.generate(kept_whole("whisper"), **batch, **own))
