@@ -113,6 +113,7 @@ def sources(
         mask[row, :length] = 1
     batch = {"input_ids": ids, "attention_mask": mask}
     alone = [
-        {n: v[row : row + 1, :length] for n, v in batch.items()} for row, length in enumerate(lengths)
+        {n: v[row : row + 1, :length] for n, v in batch.items()}
+        for row, length in enumerate(lengths)
     ]
     return batch, alone

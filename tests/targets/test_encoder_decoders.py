@@ -1,5 +1,5 @@
 """Encoder-decoders: text equals that of HF's `generate`, alone and in ragged batches, with every
-kind of drafter; the self-test finds faults of the cross attention; and what is not supported says so.
+kind of drafter; the self-test finds faults of the cross attention; what is not supported says so.
 """
 
 import functools
@@ -111,28 +111,44 @@ def test_a_draft_model_without_an_encoder():
     assert text.equal(torch.cat([hf_text(model, **row) for row in rows]))
 
 
-def test_an_encoder_runs_once_in_a_call_and_once_more_for_a_draft_model_with_its_own():
+def counted(model, name, calls):
+    model.get_encoder().register_forward_hook(lambda *_: calls.append(name))
+    return model
+
+
+def test_an_encoder_runs_once_in_a_call_and_not_where_the_call_brings_its_output():
     calls = []
-    model, draft = build_whole("bart"), build_whole("bart", seed=1)
-    batch, rows = sources(model, *LENGTHS)
-    for name, one in (("target", model), ("draft", draft)):
-        hook = functools.partial(lambda name, *_: calls.append(name), name)
-        one.get_encoder().register_forward_hook(hook)
-    generator = SpeculativeGenerator(model, ModelDrafter(draft))
-    calls.clear()
-    expected = generator.generate(**batch, **OPTIONS).sequences
-    assert calls == ["target", "draft"]
-    draft.model.encoder = model.model.encoder
-    generator = SpeculativeGenerator(model, ModelDrafter(draft))
-    calls.clear()
-    assert generator.generate(**batch, **OPTIONS).sequences.equal(expected)
-    assert hf_text(model, **batch, custom_generate=generator).equal(expected)
-    assert calls == ["target", "target"]
+    model = counted(build_whole("bart"), "target", calls)
+    batch, _ = sources(model, *LENGTHS)
+    generator = SpeculativeGenerator(model, "lookup")
     made = model.get_encoder()(**batch)
     calls.clear()
+    expected = generator.generate(**batch, **OPTIONS).sequences
+    assert calls == ["target"]
     own = {"encoder_outputs": made, "attention_mask": batch["attention_mask"]}
     assert generator.generate(**own, **OPTIONS).sequences.equal(expected)
-    assert calls == []
+    assert calls == ["target"]
+
+
+def test_a_draft_model_runs_its_own_encoder_once_or_shares_that_of_the_target():
+    calls = []
+    model = build_whole("bart")
+    draft = counted(build_whole("bart", seed=1), "draft", calls)
+    batch, _ = sources(model, *LENGTHS)
+    target = Target(model)
+    expected = SpeculativeGenerator(target, None).generate(**batch, **OPTIONS).sequences
+    generator = SpeculativeGenerator(target, ModelDrafter(draft))
+    calls.clear()
+    assert generator.generate(**batch, **OPTIONS).sequences.equal(expected)
+    assert calls == ["draft"]
+    made = model.get_encoder()(**batch)
+    with pytest.raises(ValueError, match="the draft model has an encoder of its own, and"):
+        generator.generate(encoder_outputs=made, **OPTIONS)
+    draft.model.encoder = model.model.encoder
+    generator = SpeculativeGenerator(target, ModelDrafter(draft))
+    assert generator.generate(**batch, **OPTIONS).sequences.equal(expected)
+    assert hf_text(model, **batch, custom_generate=generator).equal(expected)
+    assert calls == ["draft"]
 
 
 def test_samples_are_drawn_from_the_distribution_of_hf():
@@ -270,8 +286,8 @@ def test_hooks_of_the_user_act_as_in_hf():
     model.model.encoder.layers[0].register_forward_hook(scale)
     batch, rows = sources(model, *LENGTHS)
     expected = torch.cat([hf_text(model, **row) for row in rows])
-    assert SpeculativeGenerator(model, "lookup").generate(**batch, **OPTIONS).sequences.equal(
-        expected
+    assert (
+        SpeculativeGenerator(model, "lookup").generate(**batch, **OPTIONS).sequences.equal(expected)
     )
 
 
