@@ -15,8 +15,8 @@ class SourceLookupDrafter(PromptLookupDrafter):
     the text so far, and proposes what followed it there.
 
     Summaries, corrections and translations of names and numbers copy from their source, of which
-    `PromptLookupDrafter` sees nothing: the prompt of a decoder is a token or two. The text is looked
-    up as if the source stood before it.
+    `PromptLookupDrafter` sees nothing: the prompt of a decoder is a token or two. The text is
+    looked up as if the source stood before it.
 
     Args and Raises: as `PromptLookupDrafter`; and ValueError by a call whose source has no ids of
     the decoder's vocabulary, such as sound.

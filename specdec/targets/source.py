@@ -1,8 +1,8 @@
 """`CausalDecoder`: an encoder-decoder of HF's as a causal LM of the text that its decoder writes.
 
 What the encoder made of a row's *source* (a text, sound, a picture) is read by the cross attention
-of the decoder's layers, whose keys and values are row inputs (`edits/cross.py`): made once per call,
-owned by the state of a batch, and dropped with the row.
+of the decoder's layers, whose keys and values are row inputs (`edits/cross.py`): made once per
+call, owned by the state of a batch, and dropped with the row.
 
 Legend: B rows, T tokens of the decoder, S positions of the source, E width of the encoder.
 """

@@ -446,8 +446,8 @@ class Target(SlotModel):
 
     @property
     def row_inputs(self) -> tuple[str, ...]:
-        """Names of what a call may bring for each row: `"adapter"` where PEFT has layers in it, what
-        its encoder made of a source, and what edits declare.
+        """Names of what a call may bring for each row: `"adapter"` for layers of PEFT's, what
+        an encoder made of a source, and what edits declare.
         """
         of_edits = (name for edit in self.edits for name in getattr(edit, "row_inputs", ()))
         return tuple(dict.fromkeys(("position_offset", *self.own_inputs, *of_edits)))

@@ -109,8 +109,8 @@ def read_in_batches(model: PreTrainedModel, tokens: Tensor) -> Iterator[tuple[Te
 
 def read_padded(model: PreTrainedModel, tokens: Tensor) -> Tensor | None:
     """Logits `[1, N - 2, V]` of the beginning of the second text, read beside the first with two
-    tokens of padding before it; `None` where HF's own forward raises an error, and for decoders with
-    an encoder, which count positions from the padding.
+    tokens of padding before it; `None` where HF's own forward raises an error, and for decoders
+    with an encoder, which count positions from the padding.
     """
     if beside(model, tokens):
         return None
