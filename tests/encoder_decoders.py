@@ -12,8 +12,10 @@ VOCAB = 99
 _SIZES = {"vocab_size": VOCAB, "d_model": 32}
 _IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 _LAYERS = {"encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
-_BART = {**_SIZES, **_IDS, **_LAYERS, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+_HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+_BART = {**_SIZES, **_IDS, **_LAYERS, **_HEADS, "tie_word_embeddings": False}
 _T5 = {**_SIZES, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": 4, **_IDS}
+_UNTIED = {"tie_word_embeddings": False}
 _OF_BART = {
     "bart": (hf.BartConfig, hf.BartForConditionalGeneration, {}),
     "mbart": (hf.MBartConfig, hf.MBartForConditionalGeneration, {}),
@@ -35,11 +37,13 @@ _OF_T5 = {
     "t5_gated": (
         hf.T5Config,
         hf.T5ForConditionalGeneration,
-        {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        {"feed_forward_proj": "gated-gelu", **_UNTIED},
     ),
-    "mt5": (hf.MT5Config, hf.MT5ForConditionalGeneration, {}),
-    "longt5": (hf.LongT5Config, hf.LongT5ForConditionalGeneration, {}),
+    "mt5": (hf.MT5Config, hf.MT5ForConditionalGeneration, _UNTIED),
+    "longt5": (hf.LongT5Config, hf.LongT5ForConditionalGeneration, _UNTIED),
 }
+_NORMED_BEHIND = "bart", "marian", "plbart", "mvp", "blenderbot_small"
+"""Types whose layers end in a norm, which repeat one token where weights are large."""
 TYPES = [*_OF_BART, *_OF_T5, "whisper", "trocr"]
 
 
@@ -68,7 +72,7 @@ def build_whole(
     """A model of a type, whose texts do not repeat one token."""
     torch.manual_seed(seed)
     model, generator = _made(name).eval(), torch.Generator().manual_seed(seed)
-    spread = 0.25 if name in _OF_T5 else 0.5
+    spread = 0.15 if name in _NORMED_BEHIND else 0.5
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

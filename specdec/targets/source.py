@@ -125,6 +125,11 @@ class CausalDecoder(PreTrainedModel, GenerationMixin):
             own: what else HF takes.
         """
         if encoder_outputs is None:
+            if "running" not in vars(self):
+                raise ValueError(
+                    f"expected encoder_outputs, which the decoder of {type(self).__name__} reads "
+                    "in every step, got none; call generate of a generator, or the whole model"
+                )
             width = self.whole.get_encoder().config.hidden_size
             shape = len(input_ids), 0, width
             nothing = torch.zeros(shape, dtype=self.dtype, device=input_ids.device)
