@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 
 CROSS_ATTENTION = "encoder_attn", "EncDecAttention"
 """Of BART and its kin, Whisper among them; and of T5 and its kin."""
@@ -86,9 +86,12 @@ class _PreparedError(Exception):
     """`generate` has prepared the inputs of a decoding method, which need not run."""
 
 
-def prepared(model: PreTrainedModel, given: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+def prepared(
+    model: PreTrainedModel, given: dict[str, Any], *, is_whole: bool = True
+) -> tuple[Tensor, dict[str, Any]]:
     """What a model's own `generate` makes of inputs before it decodes: the ids that its decoder
     begins with, and what every step reads beside them. The encoder runs once, hooks and all.
+    Whisper's own asks for languages and windows besides; without `is_whole` nobody does.
     """
 
     def reached(model, input_ids, logits_processor, stopping_criteria, generation_config, **own):
@@ -96,7 +99,8 @@ def prepared(model: PreTrainedModel, given: dict[str, Any]) -> tuple[Tensor, dic
 
     one = {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": 1, "use_cache": False}
     try:
-        type(model).generate(model, custom_generate=reached, **one, **given)
+        generate = type(model).generate if is_whole else GenerationMixin.generate
+        generate(model, custom_generate=reached, **one, **given)
     except _PreparedError as found:
         ids, own = found.args
     return ids, own

@@ -140,18 +140,18 @@ def rows_of_draft(draft: SlotModel, source: Source) -> dict[str, Tensor]:
     Raises:
         ValueError: the call brought what the target's encoder made, and not what it was made of.
     """
-    whole, names = draft.model.whole, {"attention_mask", "inputs_embeds", "encoder_outputs"}
-    given = {n: v for n, v in source.inputs.items() if n in {*names, whole.main_input_name}}
-    given.pop("encoder_outputs", None)
+    whole = draft.model.whole
     if whole.get_encoder() is source.encoder:
-        given["encoder_outputs"] = source.outputs
-    elif not given.keys() & {whole.main_input_name, "inputs_embeds"}:
+        return rows_of(draft.step_view, source.outputs, source.inputs.get("attention_mask"))
+    names = {whole.main_input_name, "inputs_embeds"}
+    given = {n: v for n, v in source.inputs.items() if n in {*names, "attention_mask"}}
+    if not given.keys() & names:
         raise ValueError(
             f"the draft model has an encoder of its own, and the call brought encoder_outputs of "
             f"the target's; pass {whole.main_input_name}, or let both have one encoder "
             "(draft.model.encoder = target.model.encoder)"
         )
-    found = prepared(whole, given)[1]
+    found = prepared(whole, given, is_whole=False)[1]
     return rows_of(draft.step_view, found["encoder_outputs"], found.get("attention_mask"))
 
 
