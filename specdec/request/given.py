@@ -239,6 +239,8 @@ def ids_of(inputs: Mapping[str, Any]) -> list[int]:
         ValueError: not of one prompt.
     """
     ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    if "decoder_input_ids" in inputs:  # the others are of the encoder
+        ids, mask = inputs["decoder_input_ids"], None
     if not isinstance(ids, Tensor) or ids.dim() != 2 or len(ids) != 1:
         raise ValueError(
             "a prompt with pictures is what a processor returns for one prompt, with input_ids "

@@ -4,14 +4,16 @@ the model's own `generate` reads it, becomes prompts of the decoder and row inpu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
 
+from specdec.arguments import shown
 from specdec.hf.encoders import prepared
 from specdec.hf.forward import CACHES, forward_arguments
 from specdec.targets import Target
@@ -32,14 +34,13 @@ class Source(NamedTuple):
     """Of one call.
 
     Args:
-        inputs: of the encoder, by the names of the model's own `generate`.
         encoder: of the target.
-        outputs: of that encoder.
+        parts: inputs of the encoder, by the names of the model's own `generate`, and what it made
+            of them: of all rows together, or of one row after the other.
     """
 
-    inputs: Mapping[str, Any]
     encoder: nn.Module
-    outputs: Any
+    parts: Sequence[tuple[Mapping[str, Any], Any]]
 
 
 class SourceRows(dict):
@@ -69,6 +70,10 @@ def native(
         TypeError, ValueError: no source, or a recording that is longer than the encoder reads.
     """
     whole, options = target.model.whole, dict(options)
+    _refuse_processors(options.get("generation_config"), whole.generation_config)
+    given = options.get("row_inputs")
+    if isinstance(given, Mapping) and given.get("prompt") is not None:
+        return _by_rows(target, input_ids, attention_mask, options)
     given = {"input_ids": input_ids, "attention_mask": attention_mask}
     if isinstance(input_ids, Mapping):
         given = {**given, "input_ids": None, **input_ids}
@@ -88,10 +93,11 @@ def native(
             f"input_features has {given[own].shape[-1]} frames, and the encoder reads {longest} at "
             "once; call model.generate(..., custom_generate=generator), which goes window by window"
         )
-    _refuse_processors(options.get("generation_config"), whole.generation_config)
-    ids, found = prepared(whole, given)
+    if own == "input_ids" and own in given and "attention_mask" in given:
+        given |= _from_the_left(given[own], given["attention_mask"])
+    ids, found = prepared(whole, given, is_whole="decoder_input_ids" not in given)
     rows = _rows(target, given, found)
-    source = Source(given, whole.get_encoder(), found["encoder_outputs"])
+    source = Source(whole.get_encoder(), [(given, found["encoder_outputs"])])
     options["row_inputs"] = SourceRows({**(options.get("row_inputs") or {}), **rows}, source)
     mask = found.get("decoder_attention_mask")
     return ids, torch.ones_like(ids) if mask is None else mask, options
@@ -110,10 +116,75 @@ def through_hook(
     given = {call.get("model_input_name"): call.get("inputs_tensor")}
     given["attention_mask"] = model_kwargs.get("attention_mask")
     given = {name: value for name, value in given.items() if value is not None}
-    source = Source(given, target.model.whole.get_encoder(), model_kwargs["encoder_outputs"])
+    parts = [(given, model_kwargs["encoder_outputs"])]
+    source = Source(target.model.whole.get_encoder(), parts)
     rows = SourceRows(_rows(target, given, model_kwargs), source)
     own = {n: v for n, v in model_kwargs.items() if n not in ("encoder_outputs", "attention_mask")}
     return {n.removeprefix("decoder_"): value for n, value in own.items()}, rows
+
+
+def _by_rows(
+    target: Target, ids: Tensor, mask: Tensor | None, options: dict[str, Any]
+) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
+    """The same where `row_inputs["prompt"]` has the source of each row, and ids are the decoder's.
+
+    Raises:
+        TypeError, ValueError: another number of rows, or a row without a source.
+    """
+    given = dict(options["row_inputs"])
+    whole, rows, parts, tables = target.model.whole, given.pop("prompt"), [], []
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or len(rows) != len(ids):
+        raise ValueError(
+            f"row_inputs['prompt'] has the sources of {len(rows)} rows, so input_ids must be the "
+            f"prompts of their decoder, [{len(rows)}, T], got {shown(ids)}"
+        )
+    for row in rows:
+        own = {n: _on(v, target.device) for n, v in row.items() if not n.startswith("decoder_")}
+        found = prepared(whole, own, is_whole=False)[1]
+        parts.append((own, found["encoder_outputs"]))
+        tables.append(_rows(target, own, found))
+    source = Source(whole.get_encoder(), parts)
+    options["row_inputs"] = SourceRows({**given, **_joined(tables)}, source)
+    return ids, mask, options
+
+
+def _joined(tables: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Row inputs of several batches of sources, filled up to the longest."""
+    if len(tables) == 1:
+        return dict(tables[0])
+    most = max(one["source_mask"].shape[1] for one in tables)
+    fills = {"source_mask": False, "source_ids": -1}
+
+    def filled(name: str, table: Tensor, missing: int) -> Tensor:
+        sides = (0, missing) if name in fills else (0, 0, 0, missing)
+        return F.pad(table, sides, value=fills.get(name, 0))
+
+    lengths = [most - one["source_mask"].shape[1] for one in tables]
+    return {
+        name: torch.cat(
+            [filled(name, one[name], n) for one, n in zip(tables, lengths, strict=True)]
+        )
+        for name in tables[0]
+    }
+
+
+def _from_the_left(ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Sources that are padded on the left, padded on the right: encoders count positions from the
+    first column, so each row is read as it would be alone.
+    """
+    columns = torch.arange(ids.shape[1], device=ids.device)
+    columns = (columns + (mask != 0).long().argmax(dim=1, keepdim=True)) % ids.shape[1]
+    return {"input_ids": ids.gather(1, columns), "attention_mask": mask.gather(1, columns)}
+
+
+def inert(target: Target, ids: Tensor) -> dict[str, Any]:
+    """Options of a call of prompts `[B, T]` of the decoder whose sources are zeros."""
+    whole = target.model.whole
+    length = getattr(whole.config, "max_source_positions", 1)
+    shape = len(ids), length, whole.get_encoder().config.hidden_size
+    states = torch.zeros(shape, dtype=target.dtype, device=target.device)
+    made = BaseModelOutput(last_hidden_state=states)
+    return {"encoder_outputs": made, "decoder_input_ids": ids, "decoder_start_token_id": 0}
 
 
 def _on(value: Any, device: torch.device) -> Any:
@@ -140,19 +211,22 @@ def rows_of_draft(draft: SlotModel, source: Source) -> dict[str, Tensor]:
     Raises:
         ValueError: the call brought what the target's encoder made, and not what it was made of.
     """
-    whole = draft.model.whole
-    if whole.get_encoder() is source.encoder:
-        return rows_of(draft.step_view, source.outputs, source.inputs.get("attention_mask"))
+    whole, tables = draft.model.whole, []
     names = {whole.main_input_name, "inputs_embeds"}
-    given = {n: v for n, v in source.inputs.items() if n in {*names, "attention_mask"}}
-    if not given.keys() & names:
-        raise ValueError(
-            f"the draft model has an encoder of its own, and the call brought encoder_outputs of "
-            f"the target's; pass {whole.main_input_name}, or let both have one encoder "
-            "(draft.model.encoder = target.model.encoder)"
-        )
-    found = prepared(whole, given, is_whole=False)[1]
-    return rows_of(draft.step_view, found["encoder_outputs"], found.get("attention_mask"))
+    for inputs, outputs in source.parts:
+        mask = inputs.get("attention_mask")
+        if whole.get_encoder() is not source.encoder:
+            given = {n: v for n, v in inputs.items() if n in {*names, "attention_mask"}}
+            if not given.keys() & names:
+                raise ValueError(
+                    f"the draft model has an encoder of its own, and the call brought "
+                    f"encoder_outputs of the target's; pass {whole.main_input_name}, or let both "
+                    "have one encoder (draft.model.encoder = target.model.encoder)"
+                )
+            found = prepared(whole, given, is_whole=False)[1]
+            outputs, mask = found["encoder_outputs"], found.get("attention_mask")
+        tables.append(rows_of(draft.step_view, outputs, mask))
+    return _joined(tables)
 
 
 def _refuse_processors(config: Any, of_model: Any) -> None:

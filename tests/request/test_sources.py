@@ -6,7 +6,7 @@ import transformers
 from encoder_decoders import build_whole, kept_whole, sources
 from transformers import GenerationConfig, GenerationMixin
 
-from specdec import SpeculativeGenerator, Target
+from specdec import SpeculativeGenerator, Target, evaluate
 
 OPTIONS = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": []}
 LENGTHS = 12, 5
@@ -129,3 +129,41 @@ def test_a_hook_of_another_model_and_a_target_without_its_source():
         target.prefill(cache, text, torch.tensor([2]), offset=0)
     with pytest.raises(ValueError, match="expected encoder_outputs"):
         target.model(input_ids=text)
+
+
+def test_sources_of_single_rows_and_sources_padded_on_the_left():
+    model, generator = kept_whole("bart"), generator_of("bart")
+    batch, rows = sources(model, *LENGTHS)
+    expected = generator.generate(**batch, **OPTIONS).sequences
+    starts = torch.tensor([[2], [2]])
+    own = {"row_inputs": {"prompt": rows}}
+    assert generator.generate(starts, **own, **OPTIONS).sequences.equal(expected)
+    left = {name: value.clone() for name, value in batch.items()}
+    for value in left.values():
+        value[1] = value[1].roll(LENGTHS[0] - LENGTHS[1])
+    assert generator.generate(**left, **OPTIONS).sequences.equal(expected)
+    with pytest.raises(ValueError, match=r"has the sources of 2 rows, so input_ids must be the pr"):
+        generator.generate(torch.tensor([[2]]), **own, **OPTIONS)
+
+
+def test_evaluations_of_texts_and_of_sources():
+    generator = generator_of("bart")
+    _, rows = sources(kept_whole("bart"), *LENGTHS)
+    texts = [row["input_ids"][0].tolist() for row in rows]
+    plain = evaluate(generator, texts, max_new_tokens=6, batch_size=2)
+    prompts = [{**row, "decoder_input_ids": torch.tensor([[2]])} for row in rows]
+    found = evaluate(generator, prompts, max_new_tokens=6)
+    assert [row.new_tokens for row in plain.rows] == [row.new_tokens for row in found.rows]
+    sound = {**sources(kept_whole("whisper"), 1)[0], "decoder_input_ids": torch.tensor([[2]])}
+    assert len(evaluate(generator_of("whisper"), [sound], max_new_tokens=6).rows[0].new_tokens) == 6
+
+
+def test_what_calls_of_a_size_need_is_made_before_the_first():
+    generator = SpeculativeGenerator(kept_whole("whisper"), "lookup", graphs=True)
+    generator.warm_up(rows=2, tokens=16)
+    batch, _ = sources(kept_whole("whisper"), 1, 1)
+    expected = generator_of("whisper").generate(**batch, **OPTIONS).sequences
+    captured = generator.explain().count("captured in")
+    assert generator.generate(**batch, **OPTIONS).sequences.equal(expected)
+    assert captured > 0
+    assert generator.explain().count("captured in") == captured
