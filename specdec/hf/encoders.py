@@ -64,6 +64,11 @@ def position_tables(decoder: nn.Module) -> list[tuple[nn.Module, str, int]]:
     return [*found, *((module, "weights", module.padding_idx + 1) for module in made)]
 
 
+def hands_biases_on(model: nn.Module) -> bool:
+    """Whether a layer makes biases for others, as T5's first one does."""
+    return any(getattr(m, "has_relative_attention_bias", False) for m in model.modules())
+
+
 def relative_bias(attention: nn.Module, distances: Tensor) -> Tensor:
     """`[B, heads, N, W]`: T5's biases for keys at distances `[B, N, W]` from queries, which are
     below 0 for keys before them.

@@ -35,12 +35,12 @@ class Source(NamedTuple):
 
     Args:
         encoder: of the target.
-        parts: inputs of the encoder, by the names of the model's own `generate`, and what it made
-            of them: of all rows together, or of one row after the other.
+        parts: inputs of the encoder, by the names of the model's own `generate`, and what that
+            hands to a decoding method: of all rows together, or of one row after the other.
     """
 
     encoder: nn.Module
-    parts: Sequence[tuple[Mapping[str, Any], Any]]
+    parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
 
 
 class SourceRows(dict):
@@ -97,7 +97,7 @@ def native(
         given |= _from_the_left(given[own], given["attention_mask"])
     ids, found = prepared(whole, given, is_whole="decoder_input_ids" not in given)
     rows = _rows(target, given, found)
-    source = Source(whole.get_encoder(), [(given, found["encoder_outputs"])])
+    source = Source(whole.get_encoder(), [(given, found)])
     options["row_inputs"] = SourceRows({**(options.get("row_inputs") or {}), **rows}, source)
     mask = found.get("decoder_attention_mask")
     return ids, torch.ones_like(ids) if mask is None else mask, options
@@ -113,11 +113,13 @@ def through_hook(
         call: what HF's `generate` was given, of `hf.generation.call_of_generate`.
         model_kwargs: that it hands over.
     """
-    given = {call.get("model_input_name"): call.get("inputs_tensor")}
-    given["attention_mask"] = model_kwargs.get("attention_mask")
-    given = {name: value for name, value in given.items() if value is not None}
-    parts = [(given, model_kwargs["encoder_outputs"])]
-    source = Source(target.model.whole.get_encoder(), parts)
+    inputs, mask = call.get("inputs_tensor"), model_kwargs.get("attention_mask")
+    given = {}
+    if call.get("encoder_outputs") is None and isinstance(inputs, Tensor):
+        given[call["model_input_name"]] = inputs
+        if mask is not None:  # HF has added rows to it, and not to the others
+            given["attention_mask"] = mask[:: len(mask) // len(inputs)]
+    source = Source(target.model.whole.get_encoder(), [(given, model_kwargs)])
     rows = SourceRows(_rows(target, given, model_kwargs), source)
     own = {n: v for n, v in model_kwargs.items() if n not in ("encoder_outputs", "attention_mask")}
     return {n.removeprefix("decoder_"): value for n, value in own.items()}, rows
@@ -141,7 +143,7 @@ def _by_rows(
     for row in rows:
         own = {n: _on(v, target.device) for n, v in row.items() if not n.startswith("decoder_")}
         found = prepared(whole, own, is_whole=False)[1]
-        parts.append((own, found["encoder_outputs"]))
+        parts.append((own, found))
         tables.append(_rows(target, own, found))
     source = Source(whole.get_encoder(), parts)
     options["row_inputs"] = SourceRows({**given, **_joined(tables)}, source)
@@ -213,8 +215,7 @@ def rows_of_draft(draft: SlotModel, source: Source) -> dict[str, Tensor]:
     """
     whole, tables = draft.model.whole, []
     names = {whole.main_input_name, "inputs_embeds"}
-    for inputs, outputs in source.parts:
-        mask = inputs.get("attention_mask")
+    for inputs, found in source.parts:
         if whole.get_encoder() is not source.encoder:
             given = {n: v for n, v in inputs.items() if n in {*names, "attention_mask"}}
             if not given.keys() & names:
@@ -224,8 +225,8 @@ def rows_of_draft(draft: SlotModel, source: Source) -> dict[str, Tensor]:
                     "have one encoder (draft.model.encoder = target.model.encoder)"
                 )
             found = prepared(whole, given, is_whole=False)[1]
-            outputs, mask = found["encoder_outputs"], found.get("attention_mask")
-        tables.append(rows_of(draft.step_view, outputs, mask))
+        own = found["encoder_outputs"], found.get("attention_mask")
+        tables.append(rows_of(draft.step_view, *own))
     return _joined(tables)
 
 

@@ -156,7 +156,8 @@ def _passing(model: PreTrainedModel, length: int, **chosen: Any) -> Route:
         try:
             route = replace(learn(model), num_tried=length, **chosen)
             modules = [*route.attention_modules, *chain(*asked(model, "compared"))]
-            route = replace(route, attention_modules=tuple(modules))
+            notes = dict(chain(route.notes.items(), *asked(model, "notes")))
+            route = replace(route, attention_modules=tuple(modules), notes=notes)
             complaint, route = compare(model, route)
         except PlainForwardError:
             raise

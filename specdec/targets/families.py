@@ -5,8 +5,9 @@ A file of a family has `edit(view, attention)`, which changes a private view, an
 `stored(view, layers)`, what it stores of a token beside keys and values, seen in the layers of HF's
 own cache; `choose_few(view)`, which makes a view choose so few keys that a short text shows which;
 `least_tokens(model, route)`, tokens of the texts that show in a self-test what it does;
-`compared(model)`, names of modules whose output a self-test compares; `rows_of_trial(view, texts)`,
-row inputs of a self-test's texts. A file of `FASTER` has a class `Faster`, made by its `of(model)`.
+`compared(model)`, names of modules whose output a self-test compares; `rows_of_trial(model, view,
+texts)`, row inputs of a self-test's texts; `notes(model)`, of a route; `inputs_of(model)`, names of
+row inputs. A file of `FASTER` has a class `Faster`, made by its `of(model)`.
 """
 
 from __future__ import annotations

@@ -84,18 +84,6 @@ class CausalDecoder(PreTrainedModel, GenerationMixin):
     def generation_config(self, config: GenerationConfig) -> None:
         vars(self)["own_generation_config"] = config
 
-    @property
-    def note(self) -> str:
-        """The memory of a source, for messages."""
-        layers = cross_attentions(self.decoder)
-        size = sum(len(p.weight) for cross in layers for p in (cross.key, cross.value))
-        size *= self.dtype.itemsize
-        longest = getattr(self.whole.config, "max_source_positions", 1000)
-        return (
-            f"cross attention of {len(layers)} layers keeps {size / 1e3:.1f} kB of each position "
-            f"of a row's source: {size * longest / 1e6:.1f} MB a row for {longest} positions"
-        )
-
     def get_input_embeddings(self) -> torch.nn.Module:
         """Of the decoder."""
         return self.decoder.get_input_embeddings()

@@ -179,12 +179,10 @@ class SlotModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was chosen for this model, and why, where there was a choice; what edits it; what
-        the sources of an encoder-decoder take, and the largest prompts that could not be read in
-        chunks.
+        """What was chosen for this model, and why, where there was a choice; what edits it; and
+        what the largest prompts took that could not be read in chunks.
         """
         own = (f"edited by {', '.join(map(name_of, self.edits))}",) if self.edits else ()
-        own += (self.model.note,) if self.reads_source else ()
         return (*self.route.notes.values(), *own, *filter(None, [self._uncut[1]]))
 
     def __getstate__(self) -> dict:

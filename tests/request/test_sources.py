@@ -6,7 +6,7 @@ import transformers
 from encoder_decoders import build_whole, kept_whole, sources
 from transformers import GenerationConfig, GenerationMixin
 
-from specdec import SpeculativeGenerator, Target, evaluate
+from specdec import ModelDrafter, SpeculativeGenerator, Target, evaluate
 
 OPTIONS = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": []}
 LENGTHS = 12, 5
@@ -59,6 +59,11 @@ def test_several_samples_of_each_source():
     twice = {"do_sample": True, "num_return_sequences": 2, "custom_generate": generator}
     own = {"max_new_tokens": 6, "eos_token_id": None, "top_k": 0, "seed": [3, 4, 8, 9]}
     assert GenerationMixin.generate(model, **batch, **own, **twice).equal(found)
+    twice["custom_generate"] = SpeculativeGenerator(
+        generator.target, ModelDrafter(build_whole("bart"))
+    )
+    coupled = GenerationMixin.generate(model, **batch, **own, **twice)
+    assert coupled.shape == found.shape
 
 
 def test_settings_that_read_the_source_run_through_the_hook():

@@ -3,6 +3,7 @@ kind of drafter; the self-test finds faults of the cross attention; what is not 
 """
 
 import functools
+import pickle
 
 import pytest
 import torch
@@ -11,8 +12,17 @@ from diagonal import diagonal, first
 from encoder_decoders import TYPES, build_whole, kept_whole, noisy, sources
 from transformers import GenerationMixin
 
-from specdec import ModelDrafter, SpeculativeGenerator, Target, certify
-from specdec.drafters import SourceLookupDrafter
+from specdec import (
+    FirstMatch,
+    ModelDrafter,
+    PromptLookupDrafter,
+    SelfDrafter,
+    SourceLookupDrafter,
+    SpeculativeGenerator,
+    Target,
+    certify,
+    zoo,
+)
 from specdec.targets.edits import cross
 
 NEW = 12
@@ -149,6 +159,62 @@ def test_a_draft_model_runs_its_own_encoder_once_or_shares_that_of_the_target():
     assert generator.generate(**batch, **OPTIONS).sequences.equal(expected)
     assert hf_text(model, **batch, custom_generate=generator).equal(expected)
     assert calls == ["draft"]
+
+
+def own_drafter(kind, target, draft):
+    if kind == "self":
+        return SelfDrafter(target)
+    if kind == "layers":
+        return SelfDrafter(target, layers=(0, 1))
+    if kind == "joined":
+        return FirstMatch(PromptLookupDrafter(3, min_ngram=3), ModelDrafter(draft, 3))
+    return ModelDrafter(draft) if kind == "model" else kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("self", {}),
+        ("layers", {}),
+        ("joined", {}),
+        ("suffix", {"prefill_chunk_size": 1}),
+        ("lookahead", {}),
+        ("model", {"draft_length": "auto"}),
+        ("model", {"steps_ahead": 1}),
+    ],
+)
+def test_other_drafters_and_settings(kind, options):
+    model, target = kept_whole("bart"), target_of("bart")
+    batch, rows = sources(model, *LENGTHS)
+    drafter = own_drafter(kind, target, drafts_of("bart"))
+    generator = pickle.loads(pickle.dumps(SpeculativeGenerator(target, drafter, **options)))
+    text = generator.generate(**batch, **OPTIONS).sequences
+    assert text.equal(torch.cat([hf_text(model, **row) for row in rows]))
+
+
+def test_parts_that_cannot_be_are_refused():
+    draft = ModelDrafter(drafts_of("bart"))
+    batch, _ = sources(kept_whole("bart"), *LENGTHS)
+    generator = SpeculativeGenerator(
+        target_of("bart"), FirstMatch(draft, ModelDrafter(draft.model.whole))
+    )
+    with pytest.raises(
+        ValueError, match="expected one draft model with an encoder, and FirstMatch"
+    ):
+        generator.generate(**batch, **OPTIONS)
+    with pytest.raises(ValueError, match="no layers of T5ForConditionalGeneration can be left out"):
+        target_of("t5").part((0, 1))
+    decoder_only = SpeculativeGenerator(zoo.load_target(), ModelDrafter(whisper_of_the_zoo()))
+    with pytest.raises(ValueError, match="a draft model with an encoder needs a target with one"):
+        decoder_only.generate(torch.tensor([[5, 6]]), max_new_tokens=4)
+
+
+def whisper_of_the_zoo():
+    """An encoder-decoder with the vocabulary of the zoo."""
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16}
+    sizes |= {"decoder_ffn_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = transformers.WhisperConfig(vocab_size=2048, **sizes, pad_token_id=0)
+    return transformers.WhisperForConditionalGeneration(config).eval()
 
 
 @pytest.mark.parametrize("name", first(["bart", "t5", "whisper"], ["bart"]))

@@ -60,6 +60,17 @@ def inputs_of(model: PreTrainedModel) -> tuple[str, ...]:
     return SOURCE
 
 
+def notes(model: CausalDecoder) -> list[tuple[str, str]]:
+    """What a source takes, as a note of a route."""
+    layers = cross_attentions(model.decoder)
+    size = sum(len(p.weight) for cross in layers for p in (cross.key, cross.value))
+    size *= model.dtype.itemsize
+    longest = getattr(model.whole.config, "max_source_positions", 1000)
+    text = f"cross attention of {len(layers)} layers keeps {size / 1e3:.1f} kB of each position of "
+    text += f"a row's source: {size * longest / 1e6:.1f} MB a row for {longest} positions"
+    return [("source", text)]
+
+
 @torch.no_grad()
 def rows_of(view: CausalDecoder, encoder_outputs: Any, mask: Tensor | None) -> dict[str, Tensor]:
     """Row inputs of sources: keys, values and mask, on the model's device.
