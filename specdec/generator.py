@@ -263,7 +263,8 @@ class SpeculativeGenerator:
 
         Args:
             input_ids: `[B, T]` prompts, padded left or right; or all that a tokenizer or the
-                target's processor returns, as one object; `None` beside `inputs_embeds`.
+                target's processor returns, as one object; `None` beside `inputs_embeds`. Of an
+                encoder-decoder the source, as in HF, with `decoder_input_ids` among the options.
             attention_mask: `[B, T]`, 1 for real tokens; `None` when all are real (or, as in HF,
                 when left padding is recognised by `pad_token_id`).
             options: see `GenerateOptions`; and what the target's own `generate` takes of a prompt

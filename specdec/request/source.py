@@ -95,7 +95,9 @@ def native(
         )
     if own == "input_ids" and own in given and "attention_mask" in given:
         given |= _from_the_left(given[own], given["attention_mask"])
-    ids, found = prepared(whole, given, is_whole="decoder_input_ids" not in given)
+    config = {name: options[name] for name in ("generation_config",) if options.get(name)}
+    is_whole = "decoder_input_ids" not in given
+    ids, found = prepared(whole, {**given, **config}, is_whole=is_whole)
     rows = _rows(target, given, found)
     source = Source(whole.get_encoder(), [(given, found)])
     options["row_inputs"] = SourceRows({**(options.get("row_inputs") or {}), **rows}, source)
@@ -181,9 +183,8 @@ def _from_the_left(ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
 
 def inert(target: Target, ids: Tensor) -> dict[str, Any]:
     """Options of a call of prompts `[B, T]` of the decoder whose sources are zeros."""
-    whole = target.model.whole
-    length = getattr(whole.config, "max_source_positions", 1)
-    shape = len(ids), length, whole.get_encoder().config.hidden_size
+    length = getattr(target.model.whole.config, "max_source_positions", 1)
+    shape = len(ids), length, target.model.source_width
     states = torch.zeros(shape, dtype=target.dtype, device=target.device)
     made = BaseModelOutput(last_hidden_state=states)
     return {"encoder_outputs": made, "decoder_input_ids": ids, "decoder_start_token_id": 0}

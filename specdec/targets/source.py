@@ -55,6 +55,8 @@ class CausalDecoder(PreTrainedModel, GenerationMixin):
         config.num_hidden_layers = count
         for module, name, offset in position_tables(self.decoder):
             config.max_position_embeddings = len(getattr(module, name)) - offset
+        self.cache_name, self.is_composite = cache_argument(whole), is_composite(whole)
+        self.source_width = whole.get_encoder().config.hidden_size
         # Messages name the class that the user knows.
         self.__class__ = type(type(whole).__name__, (CausalDecoder,), {"__module__": __name__})
 
@@ -118,18 +120,17 @@ class CausalDecoder(PreTrainedModel, GenerationMixin):
                     f"expected encoder_outputs, which the decoder of {type(self).__name__} reads "
                     "in every step, got none; call generate of a generator, or the whole model"
                 )
-            width = self.whole.get_encoder().config.hidden_size
-            shape = len(input_ids), 0, width
+            shape = len(input_ids), 0, self.source_width
             nothing = torch.zeros(shape, dtype=self.dtype, device=input_ids.device)
             encoder_outputs = BaseModelOutput(last_hidden_state=nothing)
-        if is_composite(self.whole) and "slot_window" in own:
+        if self.is_composite and "slot_window" in own:
             own["decoder_slot_window"] = own.pop("slot_window")
         return self.whole(
             encoder_outputs=encoder_outputs,
             attention_mask=source_mask,
             decoder_input_ids=input_ids,
             decoder_attention_mask=attention_mask,
-            **{cache_argument(self.whole): cache},
+            **{self.cache_name: cache},
             **own,
         )
 
@@ -138,12 +139,12 @@ class CausalDecoder(PreTrainedModel, GenerationMixin):
         to each text's first token, so that no two texts, and no two rows by their places, have the
         same. Sources have other lengths, and holes.
         """
-        width, states = self.whole.get_encoder().config.hidden_size, []
+        states: list[Tensor] = []
         lengths = [4 + first % 5 for first in texts[:, 0].tolist()]
         mask = torch.zeros(len(texts), 9, dtype=torch.long)
         for row, first in enumerate(texts[:, 0].tolist()):
             generator = torch.Generator().manual_seed(first)
-            states.append(torch.randn(9, width, generator=generator))
+            states.append(torch.randn(9, self.source_width, generator=generator))
             mask[row, : lengths[row]] = 1
             mask[row, first % 3] = 0
         states = torch.stack(states).to(texts.device, self.dtype)

@@ -42,6 +42,9 @@ def test_a_decoder_begins_as_in_hf():
     ):
         found = generator.generate(**batch, **own, **OPTIONS).sequences
         assert found.equal(hf_text(model, **batch, **own))
+    config = GenerationConfig(decoder_start_token_id=7)
+    found = generator.generate(**batch, generation_config=config, **OPTIONS).sequences
+    assert found.equal(hf_text(model, **batch, decoder_start_token_id=7))
     config = GenerationConfig(forced_bos_token_id=33, no_repeat_ngram_size=2)
     found = generator.generate(**batch, generation_config=config, **OPTIONS).sequences
     own = {"forced_bos_token_id": 33, "no_repeat_ngram_size": 2}
@@ -112,6 +115,10 @@ def test_streams_traces_and_steps_by_hand():
             "expected input_ids or encoder_outputs, got not",
         ),
         ({"input_ids": torch.tensor([[5]]), "language": "en"}, "language"),
+        (
+            {"input_ids": torch.tensor([[5], [0]]), "attention_mask": torch.tensor([[1], [0]])},
+            "row 1 of the source is all padding; every source needs at least one token",
+        ),
     ],
 )
 def test_what_is_no_source_is_refused(given, words):

@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 import transformers
-from diagonal import diagonal, first
+from diagonal import PLACES, diagonal, first
 from encoder_decoders import TYPES, build_whole, kept_whole, noisy, sources
 from transformers import GenerationMixin
 
@@ -380,13 +380,21 @@ def test_rows_that_end_leave_with_their_sources():
         assert row[:length].equal(text[:length])
 
 
-def test_captured_steps_are_eager_ones():
-    batch, _ = sources(kept_whole("bart"), *LENGTHS)
-    for drafter in ("lookup", ModelDrafter(drafts_of("bart"))):
-        generator = SpeculativeGenerator(target_of("bart"), drafter, graphs=True)
-        expected = SpeculativeGenerator(target_of("bart"), drafter).generate(**batch, **OPTIONS)
-        result = generator.generate(**batch, **OPTIONS, check=True)
-        assert result.sequences.equal(expected.sequences)
+CAPTURED = [(name, kind) for name in ("bart", "t5", "whisper", "trocr") for kind in DRAFTERS[2:4]]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("case", first(CAPTURED, [("bart", "model")]), ids="-".join)
+def test_captured_steps_are_eager_ones(case, place):
+    name, kind = case
+    model, draft = build_whole(name).to(place), noisy(build_whole(name), name).to(place)
+    drafter, target = ModelDrafter(draft, tree="8x3" if kind == "tree" else None), Target(model)
+    generator = SpeculativeGenerator(target, drafter, graphs=True)
+    for lengths in (LENGTHS, (70, 3, 5)):  # another length of the sources
+        batch = {n: v.to(place) for n, v in sources(model, *lengths)[0].items()}
+        eager = SpeculativeGenerator(target, drafter, graphs=False)
+        expected = eager.generate(**batch, **OPTIONS).sequences
+        assert generator.generate(**batch, **OPTIONS, check=True).sequences.equal(expected)
 
 
 def test_the_memory_of_sources_is_explained():

@@ -83,6 +83,12 @@ def rows_of(view: CausalDecoder, encoder_outputs: Any, mask: Tensor | None) -> d
     states, seen = _handed(view, encoder_outputs, mask)
     rows, length = states.shape[:2]
     seen = states.new_ones(rows, length) if seen is None else seen
+    counts = (seen != 0).sum(dim=1).tolist()
+    if 0 in counts:
+        raise ValueError(
+            f"row {counts.index(0)} of the source is all padding; every source needs at least one "
+            "token"
+        )
     missing = -length % MULTIPLE
     states, seen = F.pad(states, (0, 0, 0, missing)), F.pad(seen, (0, missing)) != 0
     keys, values = [], []
