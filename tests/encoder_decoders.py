@@ -44,7 +44,7 @@ _OF_T5 = {
 }
 _NORMED_BEHIND = "bart", "marian", "plbart", "mvp", "blenderbot_small"
 """Types whose layers end in a norm, which repeat one token where weights are large."""
-TYPES = [*_OF_BART, *_OF_T5, "whisper", "trocr"]
+TYPES = [*_OF_BART, *_OF_T5, "whisper", "speech_to_text", "trocr"]
 
 
 def _made(name: str) -> hf.PreTrainedModel:
@@ -58,6 +58,10 @@ def _made(name: str) -> hf.PreTrainedModel:
         sizes = {"max_source_positions": 50, "max_target_positions": 120, "num_mel_bins": 16}
         none = {"suppress_tokens": None, "begin_suppress_tokens": None}
         return hf.WhisperForConditionalGeneration(hf.WhisperConfig(**_BART, **sizes, **none))
+    if name == "speech_to_text":
+        sizes = {"max_source_positions": 60, "max_target_positions": 120, "conv_channels": 32}
+        config = hf.Speech2TextConfig(**_BART, **sizes, input_feat_per_channel=16)
+        return hf.Speech2TextForConditionalGeneration(config)
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     encoder = hf.ViTConfig(**sizes, intermediate_size=24, image_size=16, patch_size=4)
     own = {"is_decoder": True, "add_cross_attention": True, "max_position_embeddings": 120}
@@ -105,6 +109,8 @@ def sources(
     """
     generator, rows = torch.Generator().manual_seed(seed), len(lengths)
     shapes = {"input_features": (rows, 16, 100), "pixel_values": (rows, 3, 16, 16)}
+    if model.config.model_type == "speech_to_text":
+        shapes["input_features"] = rows, 100, 16
     if model.main_input_name in shapes:
         shape = shapes[model.main_input_name]
         states = torch.randn(shape, generator=generator).to(model.dtype)

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 
-CROSS_ATTENTION = "encoder_attn", "EncDecAttention"
-"""Of BART and its kin, Whisper among them; and of T5 and its kin."""
+NUM_RETURNED = {"encoder_attn": 2, "EncDecAttention": 3}
+"""The cross attention of BART and its kin, Whisper among them, and of T5 and its kin; and how many
+values it returns: its output, and others that nobody reads here.
+"""
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj"), ("q", "k", "v", "o")
 NUM_HEADS = "num_heads", "n_heads"
 POSITIONS, BIAS = "embed_positions", "compute_bias"
 """A decoder's table of positions, and T5's method that makes biases by relative positions."""
-NUM_RETURNED = {"encoder_attn": 2, "EncDecAttention": 3}
-"""How many values these modules return: their output, and others that nobody reads here."""
 
 
 class CrossAttention(NamedTuple):
@@ -25,14 +25,12 @@ class CrossAttention(NamedTuple):
 
     Args:
         module: of HF's.
-        path: of the module in its decoder.
         num_heads: of its queries, keys and values.
         num_returned: values that its forward returns.
         query, key, value, out: projections, `[..., H]` each.
     """
 
     module: nn.Module
-    path: str
     num_heads: int
     num_returned: int
     query: Callable[[Tensor], Tensor]
@@ -47,10 +45,10 @@ def cross_attentions(decoder: nn.Module) -> list[CrossAttention]:
     for path, module in decoder.named_modules():
         name = path.rpartition(".")[2]
         names = next((own for own in PROJECTIONS if hasattr(module, own[0])), None)
-        if name in CROSS_ATTENTION and names is not None:
-            heads = next(getattr(module, n) for n in NUM_HEADS if hasattr(module, n))
+        heads = next((getattr(module, n) for n in NUM_HEADS if hasattr(module, n)), None)
+        if name in NUM_RETURNED and names and heads and hasattr(module, "scaling"):
             parts = (getattr(module, own) for own in names)
-            found.append(CrossAttention(module, path, heads, NUM_RETURNED[name], *parts))
+            found.append(CrossAttention(module, heads, NUM_RETURNED[name], *parts))
     return found
 
 

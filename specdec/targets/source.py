@@ -44,7 +44,7 @@ class CausalDecoder(PreTrainedModel, GenerationMixin):
         torch.nn.Module.__init__(self)  # HF's own makes a generation_config, and checks
         self.whole = whole
         count = len(cross_attentions(self.decoder))
-        if not count:
+        if not count or not isinstance(self.decoder, PreTrainedModel):
             raise ValueError(
                 f"{type(whole).__name__} is an encoder-decoder model whose decoder layers have no "
                 "cross attention that specdec knows (encoder_attn, EncDecAttention); use HF "

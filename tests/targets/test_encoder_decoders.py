@@ -103,6 +103,24 @@ def test_prompts_of_the_decoder_of_several_lengths(name):
     assert text.sequences[:, 4:].equal(torch.stack(expected))
 
 
+def force_padding(ids, scores):
+    """The third new token is the padding id."""
+    if ids.shape[1] != 3:
+        return scores
+    return torch.where(torch.arange(scores.shape[1]) == 0, scores, -torch.inf)
+
+
+@pytest.mark.parametrize("name", ["m2m_100", "speech_to_text"])
+def test_padding_in_mid_text_stands_at_the_position_that_hf_gives_it(name):
+    model = kept_whole(name)
+    batch, rows = sources(model, *LENGTHS)
+    own = {"logits_processor": [force_padding]}
+    text = SpeculativeGenerator(target_of(name), "lookup").generate(**batch, **own, **OPTIONS)
+    expected = torch.cat([hf_text(model, **row, **own) for row in rows])
+    assert text.sequences.equal(expected)
+    assert bool((expected[:, 3] == 0).all())
+
+
 @pytest.mark.parametrize("name", ["bart", "t5", "whisper"])
 def test_a_draft_model_that_is_the_target_is_never_rejected(name):
     drafter = ModelDrafter(kept_whole(name), 3)

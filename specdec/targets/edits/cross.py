@@ -196,8 +196,10 @@ def _look_up(
     if window is None:
         return forward(*args, **own)
     weight = getattr(table, name)
-    positions = window.on(weight.device).text_positions + offset
-    return F.embedding(positions.clamp(max=len(weight) - 1), weight)
+    rows = (window.on(weight.device).text_positions + offset).clamp(max=len(weight) - 1)
+    if name == "weights":  # which are read by ids, and padding has a row of its own
+        rows = rows.masked_fill(args[0] == table.padding_idx, table.padding_idx)
+    return F.embedding(rows, weight)
 
 
 def _biases(
