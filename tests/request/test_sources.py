@@ -51,6 +51,34 @@ def test_a_decoder_begins_as_in_hf():
     assert found.equal(hf_text(model, **batch, **own))
 
 
+def test_settings_that_checkpoints_ship():
+    """Of Marian and BART: beams are turned off by the call."""
+    model = build_whole("marian")
+    shipped = {"num_beams": 4, "bad_words_ids": [[51]], "forced_eos_token_id": 2}
+    shipped |= {"no_repeat_ngram_size": 3, "min_length": 3, "forced_bos_token_id": 9}
+    model.generation_config.update(**shipped)
+    generator = SpeculativeGenerator(model, "lookup")
+    batch, _ = sources(model, *LENGTHS)
+    with pytest.raises(ValueError, match="num_beams=4 is not supported"):
+        generator.generate(**batch, max_new_tokens=10)
+    expected = GenerationMixin.generate(model, **batch, max_new_tokens=10, num_beams=1)
+    config = GenerationConfig(num_beams=1)
+    found = generator.generate(**batch, max_new_tokens=10, generation_config=config)
+    assert found.sequences.equal(expected)
+    own = {"max_new_tokens": 10, "num_beams": 1, "custom_generate": generator}
+    assert GenerationMixin.generate(model, **batch, **own).equal(expected)
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_masks_with_holes(name):
+    model = kept_whole(name)
+    batch, _ = sources(model, 12, 9, 12)
+    batch["attention_mask"][0, [3, 4, 11]] = 0
+    batch["attention_mask"][2, 1:11] = 0
+    expected = hf_text(model, **batch)
+    assert generator_of(name).generate(**batch, **OPTIONS).sequences.equal(expected)
+
+
 def test_several_samples_of_each_source():
     model = kept_whole("marian")
     batch, rows = sources(model, *LENGTHS)
