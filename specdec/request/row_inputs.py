@@ -11,7 +11,6 @@ from torch import Tensor
 
 from specdec.arguments import shown
 from specdec.targets import Target
-from specdec.targets.source import SOURCE
 
 
 def read_row_inputs(given: Any, rows: int, copies: int = 1) -> dict[str, Tensor]:
@@ -36,9 +35,6 @@ def read_row_inputs(given: Any, rows: int, copies: int = 1) -> dict[str, Tensor]
         raise TypeError(f"row_inputs must be a dict of tensors by name, got {shown(given)}")
     found = {}
     for name, value in given.items():
-        if name in SOURCE:  # made of the call itself, and stays where it was made
-            found[name] = value.repeat_interleave(rows // len(value), dim=0)
-            continue
         try:
             table = torch.as_tensor(value, device="cpu").detach()
             if table.is_floating_point():  # numbers of Python's would be of the default data type
@@ -64,10 +60,6 @@ def read_row_inputs(given: Any, rows: int, copies: int = 1) -> dict[str, Tensor]
             f"row_inputs['position_offset'] must be an integer >= 0 for each row, got "
             f"{shown(given['position_offset'])}"
         )
-    if hasattr(given, "source"):
-        from specdec.request.source import SourceRows
-
-        return SourceRows(found, given.source)
     return found
 
 
@@ -107,6 +99,10 @@ def row_inputs_of(
     target: Target, given: Mapping[str, Any] | None, rows: int, copies: int
 ) -> dict[str, Tensor]:
     """`read_row_inputs`, with adapters by name as numbers."""
+    if hasattr(given, "source"):
+        from specdec.request.source import with_source
+
+        return with_source(given, row_inputs_of(target, given.others, rows, copies), rows)
     # A drafter may declare an input of this name, of numbers, for a target without adapters.
     adapters = given.get("adapter") if isinstance(given, Mapping) else None
     if adapters is not None and ("adapter" in target.row_inputs or _are_names(adapters)):

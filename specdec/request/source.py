@@ -44,11 +44,16 @@ class Source(NamedTuple):
 
 
 class SourceRows(dict):
-    """Row inputs of a call, and the source that they were made of."""
+    """Row inputs of a call, and the source that some of them were made of.
+
+    Attributes:
+        others: those that the call brought itself.
+    """
 
     def __init__(self, rows: Mapping[str, Any], source: Source):
         super().__init__(rows)
         self.source = source
+        self.others = {name: value for name, value in rows.items() if name not in SOURCE}
 
 
 def native(
@@ -71,9 +76,34 @@ def native(
     """
     whole, options = target.model.whole, dict(options)
     _refuse_processors(options.get("generation_config"), whole.generation_config)
-    given = options.get("row_inputs")
+    given = options.get("row_inputs") or {}
+    if isinstance(given, Mapping) and "adapter" in given:
+        raise ValueError(
+            "row_inputs['adapter'] is not supported for a target with an encoder, which reads all "
+            "rows with one adapter; generate with one at a time (model.set_adapter, then "
+            "generator.refresh())"
+        )
     if isinstance(given, Mapping) and given.get("prompt") is not None:
         return _by_rows(target, input_ids, attention_mask, options)
+    given = _given(target, input_ids, attention_mask, options)
+    config = {name: options[name] for name in ("generation_config",) if options.get(name)}
+    is_whole = "decoder_input_ids" not in given
+    ids, found = prepared(whole, {**given, **config}, is_whole=is_whole)
+    rows = _rows(target, given, found)
+    source = Source(whole.get_encoder(), [(given, found)])
+    options["row_inputs"] = SourceRows({**(options.get("row_inputs") or {}), **rows}, source)
+    mask = found.get("decoder_attention_mask")
+    return ids, torch.ones_like(ids) if mask is None else mask, options
+
+
+def _given(
+    target: Target,
+    input_ids: Tensor | Mapping[str, Any] | None,
+    attention_mask: Tensor | None,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """What the model's own `generate` is given, by name; taken out of the options of a call."""
+    whole = target.model.whole
     given = {"input_ids": input_ids, "attention_mask": attention_mask}
     if isinstance(input_ids, Mapping):
         given = {**given, "input_ids": None, **input_ids}
@@ -95,14 +125,7 @@ def native(
         )
     if own == "input_ids" and own in given and "attention_mask" in given:
         given |= _from_the_left(given[own], given["attention_mask"])
-    config = {name: options[name] for name in ("generation_config",) if options.get(name)}
-    is_whole = "decoder_input_ids" not in given
-    ids, found = prepared(whole, {**given, **config}, is_whole=is_whole)
-    rows = _rows(target, given, found)
-    source = Source(whole.get_encoder(), [(given, found)])
-    options["row_inputs"] = SourceRows({**(options.get("row_inputs") or {}), **rows}, source)
-    mask = found.get("decoder_attention_mask")
-    return ids, torch.ones_like(ids) if mask is None else mask, options
+    return given
 
 
 def through_hook(
@@ -244,6 +267,13 @@ def _refuse_processors(config: Any, of_model: Any) -> None:
                 "own calls do not see; call model.generate(..., custom_generate=generator), or "
                 f"pass generation_config=GenerationConfig({name}={usual})"
             )
+
+
+def with_source(given: SourceRows, others: Mapping[str, Tensor], rows: int) -> SourceRows:
+    """Row inputs of so many rows: others, and those of the source, which stay on the device."""
+    own = {name: given[name] for name in SOURCE if name in given}
+    own = {name: value.repeat_interleave(rows // len(value), dim=0) for name, value in own.items()}
+    return SourceRows({**others, **own}, given.source)
 
 
 def with_drafters(request: Any, drafter: Any) -> Any:

@@ -1,5 +1,6 @@
 """What calls of encoder-decoders bring, natively and through HF's hook, and what is not read."""
 
+import peft
 import pytest
 import torch
 import transformers
@@ -67,6 +68,29 @@ def test_settings_that_checkpoints_ship():
     assert found.sequences.equal(expected)
     own = {"max_new_tokens": 10, "num_beams": 1, "custom_generate": generator}
     assert GenerationMixin.generate(model, **batch, **own).equal(expected)
+
+
+def test_adapters_of_peft():
+    model = build_whole("bart")
+    kind = peft.TaskType.SEQ_2_SEQ_LM
+    torch.manual_seed(0)
+    config = peft.LoraConfig(
+        task_type=kind, target_modules=["q_proj", "v_proj"], init_lora_weights=False
+    )
+    adapted = peft.get_peft_model(model, config).eval()
+    batch, _ = sources(model, *LENGTHS)
+    generator = SpeculativeGenerator(adapted, "lookup")
+    own = {**OPTIONS, "eos_token_id": None}
+    expected = adapted.generate(**batch, **own)
+    with adapted.disable_adapter():
+        assert not adapted.generate(**batch, **own).equal(expected)
+    assert generator.generate(**batch, **OPTIONS).sequences.equal(expected)
+    assert adapted.generate(**batch, **own, custom_generate=generator).equal(expected)
+    names = {"adapter": ["default", "__base__"]}
+    with pytest.raises(
+        ValueError, match=r"\['adapter'\] is not supported for a target with an enc"
+    ):
+        generator.generate(**batch, row_inputs=names, **OPTIONS)
 
 
 @pytest.mark.parametrize("name", ["bart", "t5"])
