@@ -1,6 +1,5 @@
 """What calls of encoder-decoders bring, natively and through HF's hook, and what is not read."""
 
-import peft
 import pytest
 import torch
 import transformers
@@ -71,7 +70,7 @@ def test_settings_that_checkpoints_ship():
 
 
 def test_adapters_of_peft():
-    model = build_whole("bart")
+    peft, model = pytest.importorskip("peft"), build_whole("bart")
     kind = peft.TaskType.SEQ_2_SEQ_LM
     torch.manual_seed(0)
     config = peft.LoraConfig(
