@@ -375,8 +375,7 @@ def witness_of(generator: SpeculativeGenerator) -> Witness:
             "its target's edits; certify the generator without edits, and compare edited text with "
             "that of SpeculativeGenerator(target, None)"
         )
-    model = target.model.whole if target.reads_source else target.model
-    own = Witness(model, target.vocab_size)
+    own = Witness(getattr(target.model, "whole", target.model), target.vocab_size)
     return replace(own, piece=1) if target.is_recurrent else own  # as HF goes on with such models
 
 
