@@ -49,7 +49,7 @@ def evaluate(
     from specdec.evaluation.run_file import RunFile
     from specdec.processes import team
 
-    # What would fail at the end is refused before models are loaded.
+    # A file that cannot be written at the end raises an error before models are loaded.
     if output is not None and team().is_first:
         with RunFile(output).held():
             pass

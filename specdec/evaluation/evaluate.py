@@ -63,10 +63,9 @@ def evaluate(
     Rows with temperature are sampled with seeds of their own, `seed + i` for prompt i, so that the
     result does not depend on batches, processes or interruptions.
 
-    Sampling starts from neutral values, not from the target's `generation_config`, of which only
-    the ids that end and pad a text are used: what is not passed here truncates and penalises
-    nothing. With `neutral=False` the target's own settings are measured. What tokens were drawn
-    from is in `about["run"]["sampling"]`.
+    Options that are not passed truncate and penalise nothing: of the target's `generation_config`
+    only the ids that end and pad a text are used. With `neutral=False` the target's own settings
+    are measured. What tokens were drawn from is in `about["run"]["sampling"]`.
 
     Args:
         generator: target, drafter and sampler to be measured.
@@ -235,7 +234,7 @@ def measure(runs: Sequence[Run], *, warmup: int = 0, rounds: int = 1, bar: tqdm)
     that a drift of the machine meets all; who begins changes from batch to batch.
 
     Args:
-        runs: of one team.
+        runs: of the same processes.
         warmup: so many batches of each are generated once before anything is measured.
         rounds: how often each batch is generated; the times of the median one are kept.
         bar: of all batches.
