@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from specdec.drafters.mtp.drafter import MTPDrafter
     from specdec.drafters.proposal import Proposal
     from specdec.drafters.self_draft import SelfDrafter
+    from specdec.drafters.source_lookup import SourceLookupDrafter
     from specdec.drafters.suffix import SuffixDrafter
     from specdec.drafters.tree import Tree
     from specdec.drafters.visible import Recent, Sinks, TopSlots
@@ -75,6 +76,7 @@ __all__ = [
     "Sampler",
     "SelfDrafter",
     "Sinks",
+    "SourceLookupDrafter",
     "SpeculationStats",
     "SpeculativeGenerator",
     "StepNoise",
@@ -105,6 +107,7 @@ _HOMES = {
     "drafters.mtp.drafter": "MTPDrafter",
     "drafters.proposal": "Proposal",
     "drafters.self_draft": "SelfDrafter",
+    "drafters.source_lookup": "SourceLookupDrafter",
     "drafters.suffix": "SuffixDrafter",
     "drafters.tree": "Tree",
     "drafters.visible": "Recent Sinks TopSlots",

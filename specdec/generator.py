@@ -263,7 +263,8 @@ class SpeculativeGenerator:
 
         Args:
             input_ids: `[B, T]` prompts, padded left or right; or all that a tokenizer or the
-                target's processor returns, as one object; `None` beside `inputs_embeds`.
+                target's processor returns, as one object; `None` beside `inputs_embeds`. Of an
+                encoder-decoder the source, as in HF, with `decoder_input_ids` among the options.
             attention_mask: `[B, T]`, 1 for real tokens; `None` when all are real (or, as in HF,
                 when left padding is recognised by `pad_token_id`).
             options: see `GenerateOptions`; and what the target's own `generate` takes of a prompt
@@ -451,9 +452,9 @@ class SpeculativeGenerator:
             advice = "the drafter's own is the largest; make it with a larger one"
             check_integer("num_draft_tokens", asked, 0, most, advice=advice)
         if request.row_inputs:
-            from specdec.request.row_inputs import refuse_unknown
+            from specdec.request.row_inputs import read_by
 
-            refuse_unknown(request.row_inputs, (target, self.drafter))
+            request = read_by(request, target, self.drafter)
         parts = Parts(self.target, self.drafter, self.sampler)
         reason = self._storages.why_eager(request, is_traced=trace)
         storage = self._storages.take(parts, request, why_eager=reason)

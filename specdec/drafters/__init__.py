@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from specdec.drafters.join import FirstMatch as FirstMatch
     from specdec.drafters.lookahead import LookaheadDrafter as LookaheadDrafter
     from specdec.drafters.lookup import PromptLookupDrafter as PromptLookupDrafter
+    from specdec.drafters.source_lookup import SourceLookupDrafter as SourceLookupDrafter
     from specdec.drafters.mask_token.drafter import MaskTokenDrafter as MaskTokenDrafter
     from specdec.drafters.mask_token.head import MaskTokenConfig, MaskTokenHead
     from specdec.drafters.medusa import MedusaConfig, MedusaDrafter as MedusaDrafter, MedusaHead
@@ -41,6 +42,7 @@ _HOMES = {
     "specdec.drafters.join": "FirstMatch",
     "specdec.drafters.lookahead": "LookaheadDrafter",
     "specdec.drafters.lookup": "PromptLookupDrafter",
+    "specdec.drafters.source_lookup": "SourceLookupDrafter",
     "specdec.drafters.mask_token.drafter": "MaskTokenDrafter",
     "specdec.drafters.medusa": "MedusaConfig MedusaDrafter MedusaHead",
     "specdec.drafters.model": "ModelDrafter",

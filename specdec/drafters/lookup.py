@@ -35,7 +35,7 @@ class PromptLookupState:
         return self.tokens[:, : self.slots.in_use]
 
 
-_SKIPPED = PAD_TOKEN - 2
+SKIPPED = PAD_TOKEN - 2
 """In the place of an id that stands for a picture, and below it in those of others."""
 
 
@@ -120,21 +120,23 @@ class PromptLookupDrafter(Drafter):
         slots = torch.where(is_real, context.start[:, None] + offsets, padding_slot)
         tokens = context.tokens
         for index, token in enumerate(self._skipped):
-            tokens = tokens.masked_fill(tokens == token, _SKIPPED - index)
+            tokens = tokens.masked_fill(tokens == token, SKIPPED - index)
         state.tokens.scatter_(1, slots, tokens)
 
     def _as_passed(self, text: Tensor) -> Tensor:
         """With the ids that stand for pictures."""
         for index, token in enumerate(self._skipped):
-            text = text.masked_fill(text == _SKIPPED - index, token)
+            text = text.masked_fill(text == SKIPPED - index, token)
         return text
 
     def propose(self, context: Context, state: PromptLookupState, drawing: Drawing) -> Draft:
         """Looks the end of the text up in the text."""
         self.prefill(context, state)
-        length = context.num_committed[:, None]
+        return self.look_up(state.text, context.num_committed[:, None], drawing)
+
+    def look_up(self, text: Tensor, length: Tensor, drawing: Drawing) -> Draft:
+        """Looks the end of texts `[B, T]` of lengths `[B, 1]` up in them."""
         count = drawing.num_draft_tokens if self.tree_depth is None else self.tree_depth
-        text = state.text
         score, follow = self._scores(text, length, count)
         if self.tree_depth is not None:
             return self._tree(text, length, score, drawing.num_draft_tokens)
@@ -198,7 +200,7 @@ def following(text: Tensor, length: Tensor, ends: Tensor, count: int, *, fill: i
     source = (ends[..., None] + 1 + torch.arange(count, device=text.device)).flatten(1)
     tokens = text.gather(1, source.clamp(max=text.shape[1] - 1))
     tokens = torch.where(source < length, tokens, fill).unflatten(1, (ends.shape[1], count))
-    is_drafted = (tokens > _SKIPPED).cumprod(dim=2) > 0
+    is_drafted = (tokens > SKIPPED).cumprod(dim=2) > 0
     return torch.where(is_drafted, tokens, fill)
 
 

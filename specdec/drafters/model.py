@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,13 @@ from specdec.slots.cache import SlotCache
 from specdec.targets.prompt_inputs import PromptInputs
 from specdec.targets.target import MAX_VOCAB_PADDING, SlotModel, Target
 from specdec.types import Context, Draft
+
+if TYPE_CHECKING:
+    from specdec.request.source import Source
+
+
+OF_DRAFT = "draft_model."
+"""Begins the names of row inputs that the draft model makes of a source by its own encoder."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +119,9 @@ class ModelDrafter(TreeDrafter):
         if tree is not None:
             self._slot_model.check_trees()
         self.model = self._slot_model.model
+        if self._slot_model.reads_source:
+            own = self._slot_model.own_inputs
+            self.row_inputs = tuple(f"{OF_DRAFT}{name}" for name in own)
         self.vocabulary = vocabulary
         if vocabulary is not None:
             own = torch.cat([vocabulary.draft_ids, vocabulary.readable])
@@ -171,6 +181,15 @@ class ModelDrafter(TreeDrafter):
             self._reader = Target(model)
         prompts = read(self._reader)
         return prompts if prompts.is_causal else None
+
+    def read_source(self, source: Source) -> dict[str, Tensor] | None:
+        """Cross attention of a draft model that has an encoder, under names of its own."""
+        if not self._slot_model.reads_source:
+            return None
+        from specdec.request.source import rows_of_draft
+
+        rows = rows_of_draft(self._slot_model, source)
+        return {f"{OF_DRAFT}{name}": value for name, value in rows.items()}
 
     def prefill(self, context: Context, state: ModelDrafterState) -> None:
         """Reads the root and the new tokens; a recurrent model does not read the last yet."""
@@ -308,6 +327,7 @@ def _window_options(context: Context, state: ModelDrafterState) -> dict[str, Any
     given = context.row_inputs
     offset, activated = given.get("position_offset"), "alora_offsets" in given
     own = {name: given[name] for name in ("alora_offsets", "prompt_end") if activated}
+    own |= {n.removeprefix(OF_DRAFT): given[n] for n in given if n.startswith(OF_DRAFT)}
     if offset is not None:
         own["position_offset"] = torch.where(state.offset != 0, state.offset, offset.clamp(min=0))
     return {"row_inputs": own}

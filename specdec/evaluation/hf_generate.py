@@ -51,7 +51,7 @@ class HFGenerate:
                 "HFGenerate runs the model itself, which has none of its target's edits; pass a "
                 "model with hooks that do the same, or evaluate SpeculativeGenerator(target, None)"
             )
-        if "alora_offsets" in self.target.adapter_inputs:
+        if "alora_offsets" in self.target.own_inputs:
             raise ValueError(
                 "HFGenerate runs the model inside of its wrapper, where no Activated LoRA begins; "
                 "evaluate SpeculativeGenerator(target, None), or use another adapter"

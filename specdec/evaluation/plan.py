@@ -121,7 +121,12 @@ def settings_of_run(
             digest.update(hashlib.sha256(Path(path).read_bytes()).digest())
     options = {**plan.sampling([0], tokenizer_of(tokenizer)), "max_new_tokens": plan.max_new_tokens}
     prompt = torch.zeros(1, 1, dtype=torch.long, device=generator.target.device)
-    sampling = read_request(generator.target, prompt, torch.ones_like(prompt), options).sampling
+    ids = prompt, torch.ones_like(prompt)
+    if generator.target.reads_source:
+        from specdec.request.source import inert
+
+        ids, options = (None, None), {**options, **inert(generator.target, prompt)}
+    sampling = read_request(generator.target, *ids, options).sampling
     return {
         **_parts(generator),
         "plan": values,

@@ -52,7 +52,7 @@ def home_of(function: object) -> str:
 
 TRUSTED = {
     *("transformers", "torch", "accelerate", "peft", "torchao", "bitsandbytes"),
-    *("huggingface_hub", "safetensors", "numpy", "packaging", "tqdm"),
+    *("huggingface_hub", "safetensors", "numpy", "packaging", "tqdm", "specdec"),
 }
 """Packages whose code in a model treats all tokens of a call alike, or is unsupported by its name;
 and those whose functions transformers' files import for other work.

@@ -67,6 +67,8 @@ STATELESS = {
     logits_process.TopPLogitsWarper,
     logits_process.TypicalLogitsWarper,
     logits_process.WatermarkLogitsProcessor,  # seeds its generator anew from the ids of every call
+    logits_process.WhisperNoSpeechDetection,  # notes the first token of each row down
+    logits_process.WhisperTimeStampLogitsProcessor,
 }
 """Logits processors for text whose scores depend on their arguments alone. Their subclasses are not
 among them.

@@ -42,6 +42,8 @@ CAUSES = {
 
 def cause_of_refusal(model: PreTrainedModel) -> str:
     """Why a model of this type cannot be decoded, for messages; empty if it is not known."""
+    if hasattr(model, "reads_source"):  # these are of decoders alone
+        return ""
     kinds = {model.config.model_type, model.config.get_text_config().model_type}
     return next((f": {CAUSES[kind]}" for kind in sorted(kinds & CAUSES.keys())), "")
 

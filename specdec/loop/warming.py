@@ -29,6 +29,10 @@ def inert_request(target: Target, rows: int, tokens: int, options: dict[str, Any
         raise TypeError("max_new_tokens is part of tokens here; leave it out")
     ids = torch.zeros(rows, 1, dtype=torch.long, device=target.device)
     options = {**options, "max_new_tokens": tokens - 1}
+    if target.reads_source:
+        from specdec.request.source import inert
+
+        return read_request(target, None, None, {**options, **inert(target, ids)})
     return read_request(target, ids, torch.ones_like(ids), options)
 
 

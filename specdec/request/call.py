@@ -133,7 +133,7 @@ def read_request(
     if target.fault_of_generate:
         target.refuse_own_generate()
     options = dict(options)
-    if isinstance(input_ids, Mapping):
+    if isinstance(input_ids, Mapping) or target.reads_source:
         from specdec.request.given import unpacked
 
         input_ids, attention_mask, options = unpacked(target, input_ids, attention_mask, options)
@@ -221,7 +221,7 @@ def request_of(
     if beside is not None and alone is None and beside.is_embedded(input_ids):
         max_length += padded.shape[1]  # through the hook HF counts ids
     rows, room = len(lengths), max_length - padded.shape[1]
-    if "alora_offsets" in target.adapter_inputs:
+    if "alora_offsets" in target.own_inputs:
         row_inputs = target.activation(tokens, lengths, row_inputs)
     inputs = {}
     if row_inputs is not None:

@@ -239,6 +239,8 @@ def ids_of(inputs: Mapping[str, Any]) -> list[int]:
         ValueError: not of one prompt.
     """
     ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    if "decoder_input_ids" in inputs:  # the others are of the encoder
+        ids, mask = inputs["decoder_input_ids"], None
     if not isinstance(ids, Tensor) or ids.dim() != 2 or len(ids) != 1:
         raise ValueError(
             "a prompt with pictures is what a processor returns for one prompt, with input_ids "
@@ -271,8 +273,13 @@ def unpacked(
     options: dict[str, Any],
 ) -> tuple[Tensor | None, Tensor | None, dict[str, Any]]:
     """Ids and mask, which a tokenizer returns as one object, and a processor with all that its
-    model reads of a prompt; that is among the options returned.
+    model reads of a prompt; that is among the options returned. Of an encoder-decoder all of it is
+    the source.
     """
+    if target.reads_source:
+        from specdec.request.source import native as of_source
+
+        return of_source(target, input_ids, attention_mask, options)
     own = prompt_inputs(target.model)
     read = {name: value for name, value in input_ids.items() if name in own}
     surplus = input_ids.keys() - {"input_ids", "attention_mask", "token_type_ids"} - own

@@ -58,9 +58,13 @@ def read_hook(
     check_choice("output_logprobs", output_logprobs, (True, False))
     criteria = with_stop_strings(criteria, stop_strings, call.get("tokenizer"))
     check_config(config)
-    check_hook(target, model, call, synced_gpus, model_kwargs)
+    row_inputs = None
+    if model is not target.model:
+        model_kwargs, row_inputs = of_other_model(target, model, call, model_kwargs)
+    check_hook(call, synced_gpus, model_kwargs)
     request = request_of(
         *(target, input_ids, model_kwargs.get("attention_mask"), processors, criteria, config),
+        row_inputs=row_inputs,
         tokenizer=call.get("tokenizer"),
         seed=seed,
         beside=through_hook(target, config, model_kwargs),
@@ -79,22 +83,33 @@ def output_of(result: Any, config: GenerationConfig) -> Tensor | HookOutput:
     return HookOutput(**{name: getattr(result, name) for name in names})
 
 
+def of_other_model(
+    target: Target, model: PreTrainedModel, call: Mapping[str, Any], model_kwargs: dict
+) -> tuple[dict, Mapping[str, Any]]:
+    """What HF hands to a decoding method of an encoder-decoder, whose decoder is the target: as of
+    a decoder-only model, and the row inputs of the source.
+
+    Raises:
+        ValueError: the target is of another model.
+    """
+    if model is not getattr(target.model, "whole", None):
+        raise ValueError(
+            "custom_generate was called on another model than the generator's target; call "
+            "generator.target.model.generate(..., custom_generate=generator)"
+        )
+    from specdec.request.source import through_hook as of_source
+
+    return of_source(target, call, model_kwargs)
+
+
 def check_hook(
-    target: Target,
-    model: PreTrainedModel,
     call: Mapping[str, Any],
     synced_gpus: bool,
     model_kwargs: dict,
 ) -> None:
     """Raises `ValueError` for what HF may hand to a decoding method and specdec would silently
-    ignore: the model that `generate` was called on, its inputs, and what HF withheld, which is in
-    `hf.generation.call_of_generate()`.
+    ignore: inputs, and what HF withheld, which is in `hf.generation.call_of_generate()`.
     """
-    if model is not target.model:
-        raise ValueError(
-            "custom_generate was called on another model than the generator's target; call "
-            "generator.target.model.generate(..., custom_generate=generator)"
-        )
     if call.get("assistant_model") is not None:
         raise ValueError(
             "assistant_model has no effect beside custom_generate; leave it out and build the "

@@ -81,7 +81,8 @@ class GenerateOptions(TypedDict, total=False):
             `"adapter"`: the name of the row's, `"__base__"` for none; with Activated LoRA
             `"alora_offsets"`: how many last tokens of the row's prompt are adapted. A target
             that reads pictures or sound knows `"prompt"`: what its processor returns for each
-            prompt alone, `None` for text. A drafter names its own (`Drafter.row_inputs`), an edit
+            prompt alone, `None` for text; one with an encoder, too: the source of each row, while
+            `input_ids` are the decoder's. A drafter names its own (`Drafter.row_inputs`), an edit
             of the target likewise.
     """
 

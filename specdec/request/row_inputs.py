@@ -69,6 +69,20 @@ def offsets_among(row_inputs: Mapping[str, Tensor]) -> Iterable[int]:
     return repeat(0) if offset is None else offset.tolist()
 
 
+def read_by(request: Any, target: Target, drafter: Any) -> Any:
+    """The call, with what its drafter makes of a source itself.
+
+    Raises:
+        TypeError: a name of a row input that neither of them declares.
+    """
+    if hasattr(request.row_inputs, "source"):
+        from specdec.request.source import with_drafters
+
+        request = with_drafters(request, drafter)
+    refuse_unknown(request.row_inputs, (target, drafter))
+    return request
+
+
 def refuse_unknown(names: Iterable[str], parts: Sequence[Any]) -> None:
     """Raises `TypeError` for a name of a row input that no part of a generator declares."""
     known = {name: part for part in reversed(parts) for name in part.row_inputs}
@@ -85,6 +99,10 @@ def row_inputs_of(
     target: Target, given: Mapping[str, Any] | None, rows: int, copies: int
 ) -> dict[str, Tensor]:
     """`read_row_inputs`, with adapters by name as numbers."""
+    if hasattr(given, "source"):
+        from specdec.request.source import with_source
+
+        return with_source(given, row_inputs_of(target, given.others, rows, copies), rows)
     # A drafter may declare an input of this name, of numbers, for a target without adapters.
     adapters = given.get("adapter") if isinstance(given, Mapping) else None
     if adapters is not None and ("adapter" in target.row_inputs or _are_names(adapters)):

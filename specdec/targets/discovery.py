@@ -8,6 +8,7 @@ so.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -154,6 +155,9 @@ def _passing(model: PreTrainedModel, length: int, **chosen: Any) -> Route:
     for learn in ways:
         try:
             route = replace(learn(model), num_tried=length, **chosen)
+            modules = [*route.attention_modules, *chain(*asked(model, "compared"))]
+            notes = dict(chain(route.notes.items(), *asked(model, "notes")))
+            route = replace(route, attention_modules=tuple(modules), notes=notes)
             complaint, route = compare(model, route)
         except PlainForwardError:
             raise

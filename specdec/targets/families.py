@@ -4,8 +4,10 @@ file in `edits/`, which is imported where a model has such a part, and by no oth
 A file of a family has `edit(view, attention)`, which changes a private view, and where it matters:
 `stored(view, layers)`, what it stores of a token beside keys and values, seen in the layers of HF's
 own cache; `choose_few(view)`, which makes a view choose so few keys that a short text shows which;
-`least_tokens(model, route)`, tokens of the texts that show in a self-test what it does. A file of
-`FASTER` has a class `Faster`, made by its `of(model)`.
+`least_tokens(model, route)`, tokens of the texts that show in a self-test what it does;
+`compared(model)`, names of modules whose output a self-test compares; `rows_of_trial(model, view,
+texts)`, row inputs of a self-test's texts; `notes(model)`, of a route; `inputs_of(model)`, names of
+row inputs. A file of `FASTER` has a class `Faster`, made by its `of(model)`.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ FAMILIES: dict[str, Mark] = {
     "convolutions": _has("forget_gate"),  # Kimi Linear, Ling 2.5
     "streams": _has(SPARSE),  # Gemma 3n
     "adapters": _is_peft,
+    "cross": _has("reads_source"),  # encoder-decoders
 }
 """In the order in which views are edited."""
 FASTER: dict[str, Mark] = {"experts": _has(*EXPERTS), "latents": _has("expand_kv")}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from specdec.slots.cache import LAST, Chunk, SlotCache
 from specdec.slots.room import check_room
 from specdec.targets.edits.edit import Edit, check_edits, name_of
 from specdec.targets.edits.layers import only_layers
+from specdec.targets.families import asked
 from specdec.targets.features import check_layers
 from specdec.targets.forward import Views, forward, open_window
 from specdec.targets.route import Route
@@ -50,15 +52,16 @@ class SlotModel:
     """Runs windows of tokens of an HF causal LM at given slots, each row with a length of its own.
 
     Args:
-        model: a decoder-only `PreTrainedModel` with full, sliding-window or chunked attention, or
-            recurrent layers, in eval mode.
+        model: a `PreTrainedModel`, decoder-only or with an encoder, with full, sliding-window or
+            chunked attention, or recurrent layers, in eval mode.
         fuse: join products and compile pointwise work; see `Target`.
         edits: of the user; see `Target`.
 
     Attributes:
         model: the HF model, without wrappers.
         outer: what the user has handed over: the model, or what is around it.
-        adapter_inputs: names of what a call may bring for PEFT's layers, where there are some.
+        own_inputs: names of what a call may bring for PEFT's layers, and for cross attention.
+        reads_source: it is the decoder of an encoder-decoder.
         fault_of_generate: why a call of the generator's own would write other text than `generate`
             of the model's class does; `None` for no reason. Through HF's hook it does not.
         route: how it is run, as its self-test found it: another object after each self-test.
@@ -74,7 +77,7 @@ class SlotModel:
     Raises:
         TypeError: not an HF model.
         ValueError: a model that cannot be decoded this way (a state outside of HF's
-            cache, encoder-decoder, training mode, or one whose windowed forward does not reproduce
+            cache, training mode, or one whose windowed forward does not reproduce
             its plain forward), with what to do instead.
     """
 
@@ -106,11 +109,8 @@ class SlotModel:
         self.vocab_size: int = self.config.vocab_size
         self.max_positions = position_limit(self.config)
         self._structure, self._surface = structure(model), Surface(model)
-        self.adapter_inputs: tuple[str, ...] = ()
-        if self._structure[1]:
-            from specdec.targets.edits.adapters import inputs_of
-
-            self.adapter_inputs = inputs_of(model)
+        self.own_inputs: tuple[str, ...] = tuple(chain(*asked(model, "inputs_of")))
+        self.reads_source = hasattr(model, "reads_source")
         self.num_handles, self.hooks = RemovableHandle.next_id, hooks_of(modules_of(model))
         self._dtype = model.dtype
         self.route: Route = route
@@ -129,6 +129,11 @@ class SlotModel:
             part = only_layers(self.layers, returns_tuples=self.route.returns_tuples)
             edits = (*edits, part)
         return open_views(self.model, self.route, self.feature_layers, edits)
+
+    @property
+    def step_view(self) -> PreTrainedModel:
+        """The private view that steps run."""
+        return self._views.step
 
     @cached_property
     def _prompt_views(self) -> Views:
@@ -439,11 +444,11 @@ class Target(SlotModel):
 
     @property
     def row_inputs(self) -> tuple[str, ...]:
-        """Names of what a call may bring for each row: `"adapter"` where PEFT has layers in it, and
-        what edits declare.
+        """Names of what a call may bring for each row: `"adapter"` for layers of PEFT's, what
+        an encoder made of a source, and what edits declare.
         """
         of_edits = (name for edit in self.edits for name in getattr(edit, "row_inputs", ()))
-        return tuple(dict.fromkeys(("position_offset", *self.adapter_inputs, *of_edits)))
+        return tuple(dict.fromkeys(("position_offset", *self.own_inputs, *of_edits)))
 
     def activation(
         self, tokens: Tensor, lengths: Sequence[int], given: Mapping[str, Any] | None

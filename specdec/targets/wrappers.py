@@ -36,7 +36,7 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
     if (inner := compiled_from(model)) is not None:
         return unwrap(inner)
     if isinstance(model, PreTrainedModel):
-        return model
+        return _causal(model)
     has_adapters = isinstance(model, nn.Module) and hasattr(model, "peft_config")
     inside = (m for m in model.modules() if isinstance(m, PreTrainedModel)) if has_adapters else ()
     for own in inside:
@@ -47,7 +47,7 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
                     "the text, which the base model does not see; use HF generate, or an adapter "
                     "inside the layers (LoRA)"
                 )
-        return own
+        return _causal(own)
     if isinstance(model, str):
         raise TypeError(
             f"expected a Hugging Face PreTrainedModel, got {model!r}; load it first: "
@@ -63,6 +63,15 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
     )
 
 
+def _causal(model: PreTrainedModel) -> PreTrainedModel:
+    """The model itself, or the causal LM that the decoder of an encoder-decoder is."""
+    if not model.config.is_encoder_decoder:
+        return model
+    from specdec.targets.source import CausalDecoder
+
+    return CausalDecoder(model)
+
+
 def refuse_unsupported(model: PreTrainedModel) -> None:
     """Raises `ValueError` for a model whose layers cannot be run over slots, or without a cache."""
     name = type(model).__name__
@@ -71,11 +80,6 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
         raise ValueError(
             f"{name} writes no text, since it has no vocabulary head; load the whole model, by "
             "AutoModelForCausalLM.from_pretrained(path_or_id)"
-        )
-    if model.config.is_encoder_decoder:
-        raise ValueError(
-            f"{name} is an encoder-decoder model; specdec decodes decoder-only models. Use HF "
-            "generate for it"
         )
     if foreign_method(model, SAMPLE):
         raise ValueError(

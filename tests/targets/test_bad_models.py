@@ -1,7 +1,7 @@
 """Models that cannot be decoded faithfully are refused by name; broken logits stop a generation.
 
-A wrong text is worse than an error: states outside of HF's cache, encoder-decoders, ALiBi models
-and models in training mode are refused when they are wrapped. NaN and infinite logits raise where a
+A wrong text is worse than an error: states outside of HF's cache, ALiBi models and models in
+training mode are refused when they are wrapped. NaN and infinite logits raise where a
 token would be drawn from them, and only there.
 """
 
@@ -31,12 +31,6 @@ from specdec.types import Draft
 IDS, MASK = ragged_prompts(VOCAB, 2, 5)
 SIZES = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 3}
 HEADS = {"num_attention_heads": 2, "intermediate_size": 24}
-
-
-def t5():
-    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-    config = transformers.T5Config(vocab_size=VOCAB, **sizes)
-    return transformers.T5ForConditionalGeneration(config)
 
 
 def rwkv():
@@ -75,7 +69,6 @@ def training():
 
 
 REFUSED = {
-    t5: "T5.* is an encoder-decoder model; .*Use HF generate",
     rwkv: "Rwkv.*its forward has no argument for HF's cache.*Use HF generate",
     recurrent_gemma: "RecurrentGemma.* state does not go through HF's cache.*Use HF generate",
     minimax: "MiniMax.* uses cache of its own.*Use HF generate",

@@ -78,7 +78,7 @@ def audit_drafts(
     known = {*range(target.num_layers), "final"}
     reads_more = drafter.reads_target or drafter.reads_outcome or drafter.has_memory
     k, drafts = drafter.num_draft_tokens, []
-    is_chain, is_invoked = k > 0 and not drafter.tree_depth, ACTIVATED in target.adapter_inputs
+    is_chain, is_invoked = k > 0 and not drafter.tree_depth, ACTIVATED in target.own_inputs
     is_text = not row_inputs and not is_invoked and {*drafter.feature_layers} <= known
     if not is_chain or reads_more or not is_text:
         return None

@@ -179,7 +179,23 @@ def rows_of(
     offsets, activated = offsets_among(request.row_inputs), request.row_inputs.get("alora_offsets")
     activated = repeat(0) if activated is None else activated.tolist()
     each = zip(prompts, texts, offsets, adapters, activated, inputs, strict=False)
-    return [RowText([*p, *t], len(p), *own) for p, t, *own in each]
+    rows = [RowText([*p, *t], len(p), *own) for p, t, *own in each]
+    return [*map(_with_source, rows)] if hasattr(request.row_inputs, "source") else rows
+
+
+def _with_source(row: RowText) -> RowText:
+    """The text of a decoder, whose prompt HF reads beside the source.
+
+    Raises:
+        ValueError: nobody says what the source is.
+    """
+    if row.prompt is None:
+        raise ValueError(
+            "expected the source of each prompt, since the target has an encoder; pass prompts as "
+            "dicts of decoder_input_ids [1, T] beside input_ids or input_features"
+        )
+    ids = torch.tensor([row.ids[: row.start]], device="cpu")
+    return replace(row, prompt={**row.prompt, "decoder_input_ids": ids})
 
 
 def inputs_of(row_inputs: Mapping[str, Any] | None, numbers: Sequence[int]) -> dict | None:
@@ -359,7 +375,7 @@ def witness_of(generator: SpeculativeGenerator) -> Witness:
             "its target's edits; certify the generator without edits, and compare edited text with "
             "that of SpeculativeGenerator(target, None)"
         )
-    own = Witness(target.model, target.vocab_size)
+    own = Witness(getattr(target.model, "whole", target.model), target.vocab_size)
     return replace(own, piece=1) if target.is_recurrent else own  # as HF goes on with such models
 
 

@@ -177,6 +177,11 @@ def certify_generator(
     check_reference(reference, generator.target)
     check_function("progress", progress, "one that wraps a list, such as tqdm")
     prompts, inputs = _token_ids(prompts)
+    if generator.target.reads_source and inputs is None:
+        raise ValueError(
+            "expected prompts with sources, since the target has an encoder; pass dicts of "
+            "decoder_input_ids [1, T] beside input_ids or input_features [1, ...]"
+        )
     settings = _settings(settings, len(prompts))
     if inputs is not None:
         given = [dict(each.get("row_inputs") or {}, prompt=inputs) for each in settings]

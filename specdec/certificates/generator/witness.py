@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
 
 from specdec.hf.forward import cache_argument, device_of, takes_positions
 
@@ -126,10 +126,13 @@ class Witness:
         inputs = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in text.prompt.items()}
         options = {"max_new_tokens": len(new), "do_sample": False, "pad_token_id": 0}
         options |= {"return_dict_in_generate": True, "output_logits": True, "eos_token_id": None}
-        own = copy.copy(self.model)
+        own, generate = copy.copy(self.model), type(self.model).generate
         own.generation_config = GenerationConfig()
+        if "decoder_input_ids" in inputs:  # Whisper's own would go window by window
+            options["decoder_start_token_id"] = text.ids[0]
+            generate = GenerationMixin.generate
         with _adapted(self.model, text):
-            out = type(own).generate(own, **inputs, **options, logits_processor=[lead])
+            out = generate(own, **inputs, **options, logits_processor=[lead])
         return self._cut(torch.cat(out.logits))
 
     def _positions(self, text: RowText, first: int, count: int) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from transformers import PreTrainedModel
 
+from specdec.hf.encoders import hands_biases_on
 from specdec.hf.layers import decoder_layers
 from specdec.targets.edits.edit import Edit
 from specdec.targets.view import wrap_forward
@@ -26,6 +27,11 @@ def only_layers(layers: Collection[int], *, returns_tuples: bool) -> Edit:
         return (hidden,) if returns_tuples else hidden
 
     def leave_out(view: PreTrainedModel) -> None:
+        if hands_biases_on(view):
+            raise ValueError(
+                f"no layers of {type(view).__name__} can be left out: its first layer makes biases "
+                "for all others; run all of them (layers=None)"
+            )
         for index, block in enumerate(decoder_layers(view)[1]):
             if index not in layers:
                 wrap_forward(block, hand_on)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from specdec.hf.positions import position_limit
 from specdec.slots.cache import SlotCache
 from specdec.targets.edits.edit import Edit
+from specdec.targets.families import asked
 from specdec.targets.forward import forward, open_window
 from specdec.targets.route import Route
 from specdec.targets.trial.layer_trace import LayerTrace
@@ -101,6 +102,8 @@ class CallTrial:
         own = {
             name: value.to(device)[rows % len(value)] for name, value in (row_inputs or {}).items()
         }
+        for of_texts in asked(model, "rows_of_trial", views.step, self._tokens):
+            own |= of_texts
         ends = torch.where(rows % 2 == 0, 1, max(length - 2, 0))
         self._inputs = {**own, "prompt_end": ends + own.get("position_offset", 0)}
         read = partial(self._read, self._cache(rows), rows, self._places)

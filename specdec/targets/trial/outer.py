@@ -65,7 +65,9 @@ def fault_of_outer(outer: nn.Module, model: PreTrainedModel, route: Route) -> st
 
 def _difference(outer: nn.Module, model: PreTrainedModel, tokens: Tensor) -> str | None:
     """What texts of the two differ in, `None` for nothing."""
-    off = {ACTIVATED: [0, 0]} if _activated(outer, model) else {}
+    off, args = {ACTIVATED: [0, 0]} if _activated(outer, model) else {}, (tokens,)
+    if model.config.is_encoder_decoder:  # PEFT's wrapper takes keywords alone
+        off, args = {**off, "input_ids": tokens}, ()
     for do_sample in (False, True):
         options = _options(tokens, do_sample)
         try:
@@ -73,7 +75,7 @@ def _difference(outer: nn.Module, model: PreTrainedModel, tokens: Tensor) -> str
         except Exception:  # HF's own generate fails: nothing to compare with
             continue
         try:
-            found = _written(outer, getattr(outer, "generate", None), tokens, **options, **off)
+            found = _written(outer, getattr(outer, "generate", None), *args, **options, **off)
         except Exception as error:
             return f"its generate raises {type(error).__name__}: {error}"
         how = "by sampling" if do_sample else "greedily"

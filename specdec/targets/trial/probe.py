@@ -63,6 +63,7 @@ def probe_attention(
     slot_window: Callable[[int, LearnedLayer], None] | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    position_bias: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     """Calls `slot_window` with the index of a layer and the mask that it attends by: what HF built
@@ -70,12 +71,14 @@ def probe_attention(
     `[B, N, Hq, Dv]` is zero.
 
     Raises:
-        ValueError: the model drops `slot_window` on the way, or brings a mask of its own.
+        ValueError: the model drops `slot_window` on the way, or brings a mask or biases of its own.
     """
     if slot_window is None:
         refuse(module, None)
     if not isinstance(attention_mask, HFMask | None):
         refuse(module, attention_mask)
+    if position_bias is not None:
+        raise ValueError(f"{type(module).__name__} adds biases of its own to its scores")
     mask = attention_mask
     if mask is None and sliding_window is not None:
         mask = HFMask(sliding_window, lambda row, head, q, k: sees(q, k, sliding_window))

@@ -52,8 +52,9 @@ def try_model(
         from specdec.targets.trial.users_code import try_edits
 
         try_edits(decoder, route, edits)
-    if outer is model and not foreign_method(model, "generate"):
+    inner = getattr(model, "whole", model)  # of a decoder that has an encoder
+    if outer is inner and not foreign_method(inner, "generate"):
         return route, None
     from specdec.targets.trial.outer import fault_of_outer
 
-    return route, fault_of_outer(outer, model, route)
+    return route, fault_of_outer(outer, inner, route)

@@ -60,6 +60,8 @@ class Trial:
         device, self._narrow = self._tokens.device, 2 * length
         width = max(self._narrow, _width(model, sizes, route.shapes.values()))
         self._cache = route.init_cache(2, width, max_window=2 * length, extra_slots=0)
+        for own in asked(model, "rows_of_trial", views.step, self._tokens):
+            self._cache.row_inputs |= own
         # Row 0 keeps all of the first window, row 1 all but the last token of it.
         half = length // 2
         self._everything = torch.arange(length, device=device).expand(2, -1)

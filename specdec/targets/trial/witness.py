@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +41,13 @@ def trial_texts(model: PreTrainedModel, length: int, number: int = 0) -> Tensor:
     return torch.tensor([ids[i % len(ids)] for i in order], device=device).view(2, -1)
 
 
+def beside(model: PreTrainedModel, texts: Tensor) -> dict[str, Any]:
+    """What HF's forward reads of texts of a self-test beside their ids: of an encoder-decoder what
+    its encoder made of the source of each.
+    """
+    return model.trial_source(texts) if hasattr(model, "trial_source") else {}
+
+
 def read_whole(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     """Logits `[2, N, V]` of one call of the model.
 
@@ -48,7 +56,8 @@ def read_whole(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     """
     try:
         with as_it_was(model):
-            return uncompiled(model)(input_ids=tokens, use_cache=False).logits
+            own = beside(model, tokens)
+            return uncompiled(model)(input_ids=tokens, use_cache=False, **own).logits
     except Exception as error:
         found = f"its own plain forward raises {type(error).__name__}: {error}"
         raise ValueError(found) from error
@@ -72,7 +81,7 @@ def read_in_steps(
         sizes.append(min(2 ** len(sizes), left - sum(sizes)))
     parts = tokens.split([*sizes, *[1] * NUM_STEPS], dim=1)
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
-    inputs, logits, start = {"use_cache": True}, [], 0
+    inputs, logits, start = {"use_cache": True, **beside(model, tokens)}, [], 0
     try:
         with as_it_was(model):
             for part in parts:
@@ -100,8 +109,11 @@ def read_in_batches(model: PreTrainedModel, tokens: Tensor) -> Iterator[tuple[Te
 
 def read_padded(model: PreTrainedModel, tokens: Tensor) -> Tensor | None:
     """Logits `[1, N - 2, V]` of the beginning of the second text, read beside the first with two
-    tokens of padding before it; `None` where HF's own forward raises an error.
+    tokens of padding before it; `None` where HF's own forward raises an error, and for decoders
+    with an encoder, which count positions from the padding.
     """
+    if beside(model, tokens):
+        return None
     padded = tokens.clone()
     padded[1, 2:] = tokens[1, :-2]
     mask = torch.ones_like(padded)
@@ -130,7 +142,7 @@ def generated(model: PreTrainedModel, tokens: Tensor) -> tuple[Tensor, Tensor] |
     """
     options = {"max_new_tokens": NUM_STEPS, "do_sample": False, "eos_token_id": None}
     options |= {"return_dict_in_generate": True, "output_logits": True, "pad_token_id": 0}
-    options["attention_mask"] = torch.ones_like(tokens)
+    options |= {"attention_mask": torch.ones_like(tokens), **beside(model, tokens)}
     try:
         with as_it_was(model):
             out = generate_of(model)(model, tokens, **options)
