@@ -154,9 +154,9 @@ class WrappedDrafter(Drafter):
         self.inner.check_target(target)
         self._widths = target.feature_widths(self.feature_layers)
 
-    def read_prompts(self, read: Any) -> PromptInputs | None:
+    def read_prompts(self, prompts: PromptInputs, read: Any) -> PromptInputs | None:
         """What the inner drafter reads."""
-        return self.inner.read_prompts(read)
+        return self.inner.read_prompts(prompts, read)
 
     def read_source(self, source: Any) -> Any:
         """What the inner drafter makes of it."""

@@ -2,6 +2,7 @@
 what it overrides.
 """
 
+import inspect
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +28,8 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from specdec import (
+    Drafter,
+    EagleDrafter,
     FirstMatch,
     LookaheadDrafter,
     ModelDrafter,
@@ -276,3 +279,13 @@ REFUSED = [
 def test_what_cannot_be_wrapped_is_refused_by_name(make_it, message):
     with refused(message):
         make_it()
+
+
+@pytest.mark.parametrize("kind", [WrappedDrafter, FirstMatch, ModelDrafter, EagleDrafter])
+def test_what_is_overridden_is_called_alike(kind):
+    """The loop calls methods by place and by name, whichever drafter it has."""
+    for name, method in inspect.getmembers(Drafter, inspect.isfunction):
+        if name.startswith("_") or (own := getattr(kind, name)) is method:
+            continue
+        theirs = list(inspect.signature(method).parameters)
+        assert list(inspect.signature(own).parameters)[: len(theirs)] == theirs, name

@@ -30,6 +30,7 @@ from specdec import (
     PromptLookupDrafter,
     SelfDrafter,
     SpeculativeGenerator,
+    WrappedDrafter,
 )
 from specdec.drafters.tree import Tree
 
@@ -60,6 +61,7 @@ DRAFTERS = {
     "the model": lambda model: ModelDrafter(model, 3),
     "itself": lambda model: SelfDrafter(model, 3),
     "eagle3": lambda model: eagle(model, num_draft_tokens=3),
+    "wrapped": lambda model: WrappedDrafter(eagle(model, num_draft_tokens=3)),
     "eagle3, tree": lambda model: eagle(model, num_draft_tokens=TREE.nodes, tree=TREE),
 }
 NOT_RECURRENT = {name for name in DRAFTERS if "tree" in name} | {"itself"}
