@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -156,7 +157,7 @@ def without_idle(cells: Sequence[Cell]) -> list[Cell]:
 
 
 class StudyFolder:
-    """The files of a study: one per rule, and `study.json`, which says of which cells they are.
+    """The files of a study: one per rule, and `study-*.json`, which say of which cells they are.
 
     Args:
         path: of the folder, which is made if it is not there.
@@ -167,27 +168,40 @@ class StudyFolder:
 
     def read(self) -> tuple[list[Cell], list[str], bool]:
         """Every cell, the name of its file, and whether the study is timed."""
-        try:
-            found = json.loads((self.path / _CONTENTS).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{self.path} is no folder of a study: {error}") from error
-        if not isinstance(found, dict) or not {"timed", "cells"} <= found.keys():
+        pairs: list[dict[str, Any]] = []
+        timed = set()
+        for path in self._contents or [self.path / _CONTENTS]:
+            try:
+                found = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise ValueError(f"{self.path} is no folder of a study: {error}") from error
+            if not isinstance(found, dict) or not {"timed", "cells"} <= found.keys():
+                raise ValueError(
+                    f"{self.path} is no folder of a study: its {path.name} says something else, "
+                    f"{shown(found)}"
+                )
+            timed.add(found["timed"])
+            pairs += found["cells"]
+        if len(timed) > 1:
             raise ValueError(
-                f"{self.path} is no folder of a study: its {_CONTENTS} says something else, "
-                f"{shown(found)}"
+                f"{self.path} holds a timed study and one that is not, begun at the same time; "
+                "begin one of them in another folder"
             )
-        cells = without_idle([each["cell"] for each in found["cells"]])
-        return cells, [each["file"] for each in found["cells"]], found["timed"]
+        cells = without_idle([pair["cell"] for pair in pairs])
+        every = list(zip(cells, (pair["file"] for pair in pairs), strict=True))
+        every = [pair for i, pair in enumerate(every) if pair not in every[:i]]
+        return [cell for cell, _ in every], [file for _, file in every], timed.pop()
 
     def add(self, cells: Sequence[Cell], files: Sequence[str], *, timed: bool) -> None:
-        """Writes down cells of a study that begins or goes on.
+        """Writes down cells of a study that begins or goes on. Those that are new get a file of
+        their own, named by its content, so that processes which add cells at one time lose none.
 
         Raises:
             ValueError: the folder's study was timed otherwise.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         known: list[tuple[Cell, str]] = []
-        if (self.path / _CONTENTS).exists():
+        if before := self._contents:
             old_cells, old_files, was_timed = self.read()
             known = list(zip(old_cells, old_files, strict=True))
             if known and was_timed is not timed:
@@ -195,9 +209,18 @@ class StudyFolder:
                     f"{self.path} holds a study with timed={was_timed}, whose times do not "
                     "compare; choose another folder"
                 )
-        every = [*known, *(p for p in zip(cells, files, strict=True) if p not in known)]
-        content = {"timed": timed, "cells": [{"cell": c, "file": f} for c, f in every]}
-        write_text(self.path / _CONTENTS, json.dumps(content, indent=1))
+        new = [pair for pair in zip(cells, files, strict=True) if pair not in known]
+        if new:
+            content = {"timed": timed, "cells": [{"cell": c, "file": f} for c, f in new]}
+            text = json.dumps(content, indent=1)
+            digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+            write_text(self.path / f"study-{len(before):03}-{digest}.json", text)
+
+    @property
+    def _contents(self) -> list[Path]:
+        """In the order in which they were added."""
+        paths = [path for path in self.path.glob("study*.json") if path.name != _CONTENTS]
+        return [*self.path.glob(_CONTENTS), *sorted(paths)]  # an older version wrote one alone
 
 
 def file_of(rule: Cell) -> str:

@@ -5,9 +5,10 @@ Legend: B rows of a batch, T tokens of a prompt.
 
 from __future__ import annotations
 
+import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,7 @@ from specdec.evaluation.pictures import tokenizer_of
 from specdec.evaluation.plan import Plan, provenance, settings_of_run
 from specdec.evaluation.prompts import Prompt, as_prompts, check_reader, read, reply_of
 from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow, RunFile
+from specdec.evaluation.shared_file import POLL_S
 from specdec.generator import SpeculativeGenerator
 from specdec.request import GenerateOptions
 from specdec.request.lists import left_padded
@@ -89,8 +91,9 @@ def evaluate(
         share: the processes that `accelerate launch` or `torchrun` started share the prompts, and
             all of them return the same; every one of them must call. The processes over which one
             target is spread all read all prompts.
-        output: a file that holds what is measured, batch by batch. Where it exists, the run goes on
-            after its last batch. Of several processes the first one writes it.
+        output: a file of what is measured. Until it is whole, finished batches are in a hidden
+            folder beside it; a run that was interrupted goes on after them. All processes with one
+            `output`, however they were started, share the prompts, and return the same.
         progress: shows a bar on standard error.
         certify: bets along the sampled texts against the claim that they have the target's
             distribution, at the cost of one more forward per text, which is not timed
@@ -135,12 +138,11 @@ def evaluate(
         chat_template_kwargs=dict(chat_template_kwargs or {}),
         options=options,
     )
-    team = processes.team(generator.target.model) if share else processes.Team()
+    team = processes.team_of(generator.target.model, share=share)
     sentinel = Sentinel(generator) if certify else None
     run = Run(generator, as_prompts(prompts, attention_mask), plan, tokenizer, team, sentinel)
     with run.recorded(output), progress_bar(team, run.size, is_wanted=progress) as bar:
-        bar.update(run.num_done)
-        measure([run], warmup=warmup, bar=bar)
+        measure([run], [run], warmup=warmup, bar=bar)
     return run.evaluation()
 
 
@@ -171,25 +173,34 @@ class Run:
         check_reader(prompts, tokenizer)
         settings = settings_of_run(generator, prompts, tokenizer=tokenizer, **vars(plan))
         self.about, self.team = {"run": settings, **provenance()}, team
-        self._generator, self._plan, self._tokenizer = generator, plan, tokenizer
-        self._batches, self._done = batches_of(prompts, plan), {}
+        self._generator: SpeculativeGenerator | HFGenerate | None = generator
+        self._plan, self._tokenizer = plan, tokenizer
+        self._num_draft_tokens = generator.drafter.num_draft_tokens
+        self._batches = batches_of(prompts, plan)
+        self._in_memory: dict[int, EvaluatedBatch] = {}
         self._sentinel = sentinel
         self._file: RunFile | None = None
 
     @contextmanager
     def recorded(self, path: str | Path | None) -> Iterator[None]:
         """Goes on with a file, and writes what is measured meanwhile to it."""
+        if path is None:
+            yield
+            return
+        self._file = file = RunFile(path, self.about)
         with ExitStack() as stack:
 
-            def begin() -> list[EvaluatedBatch]:
-                file = RunFile(path)
-                stack.enter_context(file.held())
-                return file.resume(self.about)
+            def joined() -> dict[int, EvaluatedBatch]:
+                file.refresh()  # what is of another run is refused
+                stack.enter_context(file.joined())
+                return file.refresh()
 
-            found = [] if path is None else self.team.from_first(begin)
-            self._done = {batch.index: batch for batch in found}
-            self._file = RunFile(path) if path is not None and self.team.is_first else None
+            file.lines = self.team.from_first(joined)
             yield
+
+    @property
+    def _done(self) -> dict[int, EvaluatedBatch]:
+        return self._in_memory if self._file is None else self._file.lines
 
     @property
     def size(self) -> int:
@@ -211,17 +222,61 @@ class Run:
         rows = self._batches[number]
         return run_batch(self._generator, number, rows, self._plan, self._tokenizer, self._sentinel)
 
-    def add(self, batches: list[EvaluatedBatch]) -> None:
-        """Takes in what every process has measured, and writes it down."""
-        for batch in self.team.gather(batches):
+    def take(self, wanted: Callable[[], list[int]], *, together: bool) -> list[int]:
+        """Which batches this process is to measure next: one, or all `together`; none where other
+        processes measure all that are wanted.
+        """
+        file = self._file
+        if file is None:
+            missing = wanted()
+            own = [number for number in self.team.part(range(self.size)) if number in missing]
+            return own if together else own[:1]
+
+        def names() -> list[str]:
+            numbers = wanted()
+            return ["all"][: len(numbers)] if together else [*map(str, numbers)]
+
+        def claimed() -> list[int]:
+            name = file.claim(names)
+            return [] if name is None else wanted() if together else [int(name)]
+
+        return self.team.from_first(claimed)
+
+    def add(self, batch: EvaluatedBatch) -> None:
+        """Takes in what was measured, and writes it down."""
+        if self._file is not None and self.team.is_writer:
+            self._file.append(batch)
+        else:
             self._done[batch.index] = batch
-            if self._file is not None:
-                self._file.append(batch, self.about)
+
+    def refresh(self) -> None:
+        """Reads what other processes have written by now."""
+        if self._file is not None and self.team.is_writer:
+            self._file.refresh()
+
+    def settle(self) -> bool:
+        """Takes in what all processes have measured; whether that is all."""
+        file, numbers = self._file, range(self.size)
+        if file is None:
+            found = self.team.gather(list(self._in_memory.values()))
+            self._in_memory = {batch.index: batch for batch in found}
+            return True
+        is_whole, file.lines = self.team.from_first(lambda: (file.settle(numbers), file.lines))
+        return is_whole
+
+    def fail(self, error: Exception) -> None:
+        """Ends the processes that wait for this one's part; a file's parts are anybody's."""
+        if self._file is None:
+            self.team.gather([], error)
 
     def evaluation(self) -> Evaluation:
         """What was measured so far."""
         done = [self._done[number] for number in sorted(self._done)]
-        return Evaluation(done, self._generator.drafter.num_draft_tokens, self.about)
+        return Evaluation(done, self._num_draft_tokens, self.about)
+
+    def release(self) -> None:
+        """Lets go of the generator: nothing more is measured here."""
+        self._generator = None
 
     def summary(self) -> str:
         """The acceptance length so far, for a progress bar."""
@@ -230,39 +285,73 @@ class Run:
         return f" acceptance length {1 + accepted / max(1, len(steps)):.2f}"
 
 
-def measure(runs: Sequence[Run], *, warmup: int = 0, rounds: int = 1, bar: tqdm) -> None:
+def measure(
+    runs: Sequence[Run],
+    shown: Collection[Run],
+    *,
+    together: bool = False,
+    wait: bool = True,
+    warmup: int = 0,
+    rounds: int = 1,
+    bar: tqdm,
+) -> bool:
     """Measures what is missing of runs over the same batches, which take turns on each of them, so
     that a drift of the machine meets all; who begins changes from batch to batch.
 
     Args:
         runs: of one team.
+        shown: runs whose batches the progress bar counts.
+        together: one process measures all batches, so that their times compare.
+        wait: until other processes have measured what they took.
         warmup: so many batches of each are generated once before anything is measured.
         rounds: how often each batch is generated; the times of the median one are kept.
-        bar: of all batches.
+        bar: of the batches of `shown`.
+
+    Returns:
+        Whether nothing is missing.
     """
-    missing = sorted({number for run in runs for number in run.missing})
-    team = runs[0].team
-    for number in team.part(missing)[:warmup]:
-        for run in runs:
-            run.batch(number)
-    together = 1 if team.does_all else team.count
-    for start in range(0, len(missing), together):  # every process measures one, then all gather
-        found: dict[Run, list[EvaluatedBatch]] = {run: [] for run in runs}
-        for number in team.part(missing[start : start + together]):
-            waiting = [run for run in runs if number in run.missing]
-            turns: dict[Run, list[EvaluatedBatch]] = {run: [] for run in waiting}
-            for turn in range(rounds):
-                first = (number + turn) % len(runs)
-                for run in waiting[first:] + waiting[:first]:
-                    turns[run].append(run.batch(number))
-            for run, measured in turns.items():
-                measured.sort(key=lambda batch: sum(batch.seconds))
-                found[run].append(measured[(rounds - 1) // 2])
-        for run, measured in found.items():
-            before = run.num_done
-            run.add(measured)
-            bar.update(run.num_done - before)
-            bar.set_postfix_str(run.summary(), refresh=False)
+
+    lead = runs[0]
+
+    def missing() -> list[int]:
+        for run in runs[1:]:
+            run.refresh()
+        return sorted({number for run in runs for number in run.missing})
+
+    def show() -> None:
+        bar.update(sum(run.num_done for run in shown) - bar.n)
+        bar.set_postfix_str(lead.summary(), refresh=False)
+
+    while True:
+        try:
+            while numbers := lead.take(missing, together=together):
+                for number in range(numbers[0], lead.size)[:warmup]:
+                    for run in runs:
+                        run.batch(number)
+                warmup = 0
+                for number in numbers:
+                    _measure(number, [run for run in runs if number in run.missing], rounds)
+                    show()
+        except Exception as error:
+            lead.fail(error)
+            raise
+        settled = [run.settle() for run in runs]
+        show()
+        if all(settled) or not wait:
+            return all(settled)
+        time.sleep(POLL_S)
+
+
+def _measure(number: int, runs: list[Run], rounds: int) -> None:
+    """Measures a batch in turns."""
+    turns: dict[Run, list[EvaluatedBatch]] = {run: [] for run in runs}
+    for turn in range(rounds):
+        first = (number + turn) % len(runs)
+        for run in runs[first:] + runs[:first]:
+            turns[run].append(run.batch(number))
+    for run, measured in turns.items():
+        measured.sort(key=lambda batch: sum(batch.seconds))
+        run.add(measured[(rounds - 1) // 2])
 
 
 def progress_bar(team: processes.Team, total: int, *, is_wanted: bool) -> tqdm:
@@ -393,3 +482,10 @@ def synchronize(device: torch.device) -> None:
     """Waits for a device; nothing to wait for on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def device_id(device: torch.device) -> str:
+    """What all processes on one device call it."""
+    if device.type == "cuda":
+        return f"cuda-{torch.cuda.get_device_properties(device).uuid}"
+    return f"{device.type}-{platform.node()}"
