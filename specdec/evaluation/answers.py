@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -20,7 +18,7 @@ from specdec.evaluation.evaluate import Row, progress_bar, rows_of, run_batch
 from specdec.evaluation.plan import Plan, settings_of_run
 from specdec.evaluation.prompts import Prompt, as_prompts, encode, reply_of
 from specdec.evaluation.run_file import EvaluatedRow
-from specdec.evaluation.shared_file import POLL_S, SharedFile
+from specdec.evaluation.shared_file import SharedFile
 from specdec.generator import SpeculativeGenerator
 from specdec.request import GenerateOptions
 
@@ -166,36 +164,27 @@ def write_answers(
     settings["threads"] = settings["plan"]["batch_size"] = None  # no text depends on them
     team = processes.team_of(generator.target.model, share=share)
     rows = {(row.prompt.id, row.sample): row for row in rows_of(chosen, plan)}
-    file = _AnswerFile(output, {"run": settings})
-    found = team.from_first(file.refresh)
-    if found and progress and team.is_first:
-        print(f"{len(found)} of {len(rows)} answers are in {output}", file=sys.stderr)
     places = {key: place for place, key in enumerate(rows)}
     batches = {  # by names that are the same in all processes with this batch size
         f"{places[batch[0].prompt.id, batch[0].sample]}-{len(batch)}": batch
         for batch in _batches(list(rows.values()), plan, tokenizer)
     }
+    file = _AnswerFile(output, {"run": settings}, team)
 
-    def taken() -> list[Row]:
-        name = file.claim(lambda: [n for n, batch in batches.items() if _left(batch, file.lines)])
-        return [] if name is None else _left(batches[name], file.lines)
+    def wanted() -> list[str]:
+        return [name for name, batch in batches.items() if _left(batch, file.lines)]
 
-    with ExitStack() as stack:
-        team.from_first(lambda: stack.enter_context(file.joined()))
-        bar = stack.enter_context(progress_bar(team, len(batches), is_wanted=progress))
-        bar.update(sum(not _left(batch, found) for batch in batches.values()))
-        while True:
-            while batch := team.from_first(taken):
-                done = run_batch(generator, 0, batch, plan, tokenizer, None).rows
-                new = _answers(batch, done, plan, tokenizer)
-                if team.is_writer:
-                    file.append(*new)
-                bar.update()
-            if team.from_first(lambda: file.settle(rows)):
-                break
-            time.sleep(POLL_S)
+    bar = progress_bar(team, len(batches), is_wanted=progress)
+    with file.joined(), bar:
+        if file.lines and not bar.disable:
+            print(f"{len(file.lines)} of {len(rows)} answers are in {output}", file=sys.stderr)
+        for name in file.pieces(wanted, lambda: file.settle(rows)):
+            bar.update(len(batches) - len(wanted()) - bar.n)
+            batch = _left(batches[name], file.lines)
+            done = run_batch(generator, 0, batch, plan, tokenizer, None).rows
+            file.append(*_answers(batch, done, plan, tokenizer))
         bar.update(len(batches) - bar.n)
-    return Answers(file.path, team.from_first(lambda: [file.lines[key] for key in rows]))
+    return Answers(file.path, [file.lines[key] for key in rows])
 
 
 class _AnswerFile(SharedFile[Answer]):

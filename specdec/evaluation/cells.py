@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 from specdec.arguments import check_choice, shown
 from specdec.atomic import write_text
 from specdec.evaluation.evaluation import Evaluation
+from specdec.evaluation.shared_file import alone
 from specdec.show.text import draft_size
 
 Cell = dict[str, Any]
@@ -157,7 +157,7 @@ def without_idle(cells: Sequence[Cell]) -> list[Cell]:
 
 
 class StudyFolder:
-    """The files of a study: one per rule, and `study-*.json`, which say of which cells they are.
+    """The files of a study: one per rule, and `study.json`, which says of which cells they are.
 
     Args:
         path: of the folder, which is made if it is not there.
@@ -168,59 +168,44 @@ class StudyFolder:
 
     def read(self) -> tuple[list[Cell], list[str], bool]:
         """Every cell, the name of its file, and whether the study is timed."""
-        pairs: list[dict[str, Any]] = []
-        timed = set()
-        for path in self._contents or [self.path / _CONTENTS]:
-            try:
-                found = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                raise ValueError(f"{self.path} is no folder of a study: {error}") from error
-            if not isinstance(found, dict) or not {"timed", "cells"} <= found.keys():
-                raise ValueError(
-                    f"{self.path} is no folder of a study: its {path.name} says something else, "
-                    f"{shown(found)}"
-                )
-            timed.add(found["timed"])
-            pairs += found["cells"]
-        if len(timed) > 1:
+        try:
+            found = json.loads((self.path / _CONTENTS).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self.path} is no folder of a study: {error}") from error
+        if not isinstance(found, dict) or not {"timed", "cells"} <= found.keys():
             raise ValueError(
-                f"{self.path} holds a timed study and one that is not, begun at the same time; "
-                "begin one of them in another folder"
+                f"{self.path} is no folder of a study: its {_CONTENTS} says something else, "
+                f"{shown(found)}"
             )
-        cells = without_idle([pair["cell"] for pair in pairs])
-        every = list(zip(cells, (pair["file"] for pair in pairs), strict=True))
-        every = [pair for i, pair in enumerate(every) if pair not in every[:i]]
-        return [cell for cell, _ in every], [file for _, file in every], timed.pop()
+        cells = without_idle([each["cell"] for each in found["cells"]])
+        return cells, [each["file"] for each in found["cells"]], found["timed"]
 
     def add(self, cells: Sequence[Cell], files: Sequence[str], *, timed: bool) -> None:
-        """Writes down cells of a study that begins or goes on. Those that are new get a file of
-        their own, named by its content, so that processes which add cells at one time lose none.
+        """Writes down cells of a study that begins or goes on.
 
         Raises:
             ValueError: the folder's study was timed otherwise.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        known: list[tuple[Cell, str]] = []
-        if before := self._contents:
-            old_cells, old_files, was_timed = self.read()
-            known = list(zip(old_cells, old_files, strict=True))
-            if known and was_timed is not timed:
-                raise ValueError(
-                    f"{self.path} holds a study with timed={was_timed}, whose times do not "
-                    "compare; choose another folder"
-                )
-        new = [pair for pair in zip(cells, files, strict=True) if pair not in known]
-        if new:
-            content = {"timed": timed, "cells": [{"cell": c, "file": f} for c, f in new]}
-            text = json.dumps(content, indent=1)
-            digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-            write_text(self.path / f"study-{len(before):03}-{digest}.json", text)
+        pairs = list(zip(cells, files, strict=True))
+        while any(pair not in self._pairs(timed) for pair in pairs):
+            with alone(self.path / _CONTENTS):  # of the processes that add to it
+                known = self._pairs(timed)
+                every = [*known, *(pair for pair in pairs if pair not in known)]
+                content = {"timed": timed, "cells": [{"cell": c, "file": f} for c, f in every]}
+                write_text(self.path / _CONTENTS, json.dumps(content, indent=1))
 
-    @property
-    def _contents(self) -> list[Path]:
-        """In the order in which they were added."""
-        paths = [path for path in self.path.glob("study*.json") if path.name != _CONTENTS]
-        return [*self.path.glob(_CONTENTS), *sorted(paths)]  # an older version wrote one alone
+    def _pairs(self, timed: bool) -> list[tuple[Cell, str]]:
+        """The cells that were added, and their files."""
+        if not (self.path / _CONTENTS).exists():
+            return []
+        cells, files, was_timed = self.read()
+        if cells and was_timed is not timed:
+            raise ValueError(
+                f"{self.path} holds a study with timed={was_timed}, whose times do not compare; "
+                "choose another folder"
+            )
+        return list(zip(cells, files, strict=True))
 
 
 def file_of(rule: Cell) -> str:

@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -30,7 +30,6 @@ from specdec.evaluation.pictures import tokenizer_of
 from specdec.evaluation.plan import Plan, provenance, settings_of_run
 from specdec.evaluation.prompts import Prompt, as_prompts, check_reader, read, reply_of
 from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow, RunFile
-from specdec.evaluation.shared_file import POLL_S
 from specdec.generator import SpeculativeGenerator
 from specdec.request import GenerateOptions
 from specdec.request.lists import left_padded
@@ -187,15 +186,8 @@ class Run:
         if path is None:
             yield
             return
-        self._file = file = RunFile(path, self.about)
-        with ExitStack() as stack:
-
-            def joined() -> dict[int, EvaluatedBatch]:
-                file.refresh()  # what is of another run is refused
-                stack.enter_context(file.joined())
-                return file.refresh()
-
-            file.lines = self.team.from_first(joined)
+        self._file = RunFile(path, self.about, self.team)
+        with self._file.joined():
             yield
 
     @property
@@ -222,32 +214,32 @@ class Run:
         rows = self._batches[number]
         return run_batch(self._generator, number, rows, self._plan, self._tokenizer, self._sentinel)
 
-    def take(self, wanted: Callable[[], list[int]], *, together: bool) -> list[int]:
-        """Which batches this process is to measure next: one, or all `together`; none where other
-        processes measure all that are wanted.
-        """
-        file = self._file
-        if file is None:
-            missing = wanted()
-            own = [number for number in self.team.part(range(self.size)) if number in missing]
-            return own if together else own[:1]
+    def pieces(
+        self,
+        missing: Callable[[], list[int]],
+        is_settled: Callable[[], bool],
+        *,
+        together: bool,
+        wait: bool,
+    ) -> Iterator[list[int]]:
+        """Batches that this process is to measure, as in `measure`."""
+        if self._file is None:
+            yield self.team.part(missing())
+            is_settled()
+            return
 
         def names() -> list[str]:
-            numbers = wanted()
-            return ["all"][: len(numbers)] if together else [*map(str, numbers)]
+            return ["all"] * bool(missing()) if together else list(map(str, missing()))
 
-        def claimed() -> list[int]:
-            name = file.claim(names)
-            return [] if name is None else wanted() if together else [int(name)]
-
-        return self.team.from_first(claimed)
+        for name in self._file.pieces(names, is_settled, wait=wait):
+            yield missing() if together else [int(name)]
 
     def add(self, batch: EvaluatedBatch) -> None:
         """Takes in what was measured, and writes it down."""
-        if self._file is not None and self.team.is_writer:
-            self._file.append(batch)
+        if self._file is None:
+            self._in_memory[batch.index] = batch
         else:
-            self._done[batch.index] = batch
+            self._file.append(batch)
 
     def refresh(self) -> None:
         """Reads what other processes have written by now."""
@@ -256,13 +248,11 @@ class Run:
 
     def settle(self) -> bool:
         """Takes in what all processes have measured; whether that is all."""
-        file, numbers = self._file, range(self.size)
-        if file is None:
-            found = self.team.gather(list(self._in_memory.values()))
-            self._in_memory = {batch.index: batch for batch in found}
-            return True
-        is_whole, file.lines = self.team.from_first(lambda: (file.settle(numbers), file.lines))
-        return is_whole
+        if self._file is not None:
+            return self._file.settle(range(self.size))
+        found = self.team.gather(list(self._in_memory.values()))
+        self._in_memory = {batch.index: batch for batch in found}
+        return True
 
     def fail(self, error: Exception) -> None:
         """Ends the processes that wait for this one's part; a file's parts are anybody's."""
@@ -294,7 +284,7 @@ def measure(
     warmup: int = 0,
     rounds: int = 1,
     bar: tqdm,
-) -> bool:
+) -> None:
     """Measures what is missing of runs over the same batches, which take turns on each of them, so
     that a drift of the machine meets all; who begins changes from batch to batch.
 
@@ -306,11 +296,7 @@ def measure(
         warmup: so many batches of each are generated once before anything is measured.
         rounds: how often each batch is generated; the times of the median one are kept.
         bar: of the batches of `shown`.
-
-    Returns:
-        Whether nothing is missing.
     """
-
     lead = runs[0]
 
     def missing() -> list[int]:
@@ -318,28 +304,24 @@ def measure(
             run.refresh()
         return sorted({number for run in runs for number in run.missing})
 
-    def show() -> None:
-        bar.update(sum(run.num_done for run in shown) - bar.n)
-        bar.set_postfix_str(lead.summary(), refresh=False)
-
-    while True:
-        try:
-            while numbers := lead.take(missing, together=together):
-                for number in range(numbers[0], lead.size)[:warmup]:
-                    for run in runs:
-                        run.batch(number)
-                warmup = 0
-                for number in numbers:
-                    _measure(number, [run for run in runs if number in run.missing], rounds)
-                    show()
-        except Exception as error:
-            lead.fail(error)
-            raise
+    def is_settled() -> bool:
         settled = [run.settle() for run in runs]
-        show()
-        if all(settled) or not wait:
-            return all(settled)
-        time.sleep(POLL_S)
+        bar.update(sum(run.num_done for run in shown) - bar.n)
+        return all(settled)
+
+    try:
+        for numbers in lead.pieces(missing, is_settled, together=together, wait=wait):
+            for number in (numbers * warmup)[:warmup]:
+                for run in runs:
+                    run.batch(number)
+            warmup = 0
+            for number in numbers:
+                _measure(number, [run for run in runs if number in run.missing], rounds)
+                bar.update(sum(run.num_done for run in shown) - bar.n)
+                bar.set_postfix_str(lead.summary(), refresh=False)
+    except Exception as error:
+        lead.fail(error)
+        raise
 
 
 def _measure(number: int, runs: list[Run], rounds: int) -> None:

@@ -15,19 +15,21 @@ import hashlib
 import json
 import os
 import platform
+import random
 import secrets
 import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from specdec.atomic import replacing
 from specdec.jsonl import append_lines, naming_line, read_lines
+from specdec.processes import Team
 from specdec.settings import differences
 
 L = TypeVar("L")
@@ -139,16 +141,22 @@ class SharedFile(Markers, ABC, Generic[L]):
 
     Args:
         path: of the file, which is there when it is whole.
-        about: what is known of the run; its entry `run` must be equal in all processes. `None` for
-            readers.
+        about: of the run; its entry `run` must be equal in all processes. `None` for readers.
+        team: the processes that do all work together; the first one reads and writes.
+
+    Attributes:
+        lines: that are known by now, by their keys in order.
     """
 
     FORMAT: str
 
-    def __init__(self, path: str | Path, about: Mapping[str, Any] | None = None):
+    def __init__(
+        self, path: str | Path, about: Mapping[str, Any] | None = None, team: Team | None = None
+    ):
         super().__init__(path)
         self.about: dict[str, Any] | None = about and json.loads(json.dumps(about))
         self.lines: dict[Any, L] = {}
+        self._team = team or Team()
         self._known: dict[Path, tuple[Any, dict[str, Any] | None, dict[Any, L]]] = {}
 
     @abstractmethod
@@ -159,37 +167,69 @@ class SharedFile(Markers, ABC, Generic[L]):
     def _saved(self, line: L) -> dict[str, Any]:
         """A line, as JSON holds it."""
 
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """Reads what is there; see `Markers`."""
+        with ExitStack() as stack:
+
+            def begin() -> dict[Any, L]:
+                self.refresh()  # what is of another run is refused
+                stack.enter_context(super(SharedFile, self).joined())
+                return self.refresh()
+
+            self.lines = self._team.from_first(begin)
+            yield
+
+    def pieces(
+        self,
+        wanted: Callable[[], Iterable[str]],
+        is_settled: Callable[[], bool],
+        *,
+        wait: bool = True,
+    ) -> Iterator[str]:
+        """Pieces of work that this process is to do, one after the other: what is free, then what
+        dead processes have left.
+
+        Args:
+            wanted: names of what is not done, as far as `lines` says.
+            is_settled: whether nothing is left, see `settle`.
+            wait: until it is.
+        """
+
+        def claimed() -> tuple[str | None, dict[Any, L] | None]:
+            if (name := self.take(wanted())) is not None:
+                return name, None
+            self.refresh()
+            return self.take(wanted(), abandoned=True), self.lines
+
+        while True:
+            name, lines = self._team.from_first(claimed)
+            self.lines = self.lines if lines is None else lines
+            if name is not None:
+                yield name
+            elif is_settled() or not wait:
+                return
+            else:
+                time.sleep(POLL_S)
+
     def refresh(self) -> dict[Any, L]:
-        """All lines that are there by now, by their keys in order.
+        """All lines that are there by now.
 
         Raises:
             ValueError: a file is of another run, or a line is damaged; says what.
         """
-        parts = sorted(self.folder.glob("*.jsonl")) if self.folder.is_dir() else []
         found: dict[Any, L] = {}
-        for file in [*parts, self.path]:  # the whole file comes before its parts go
+        for file in [*sorted(self.folder.glob("*.jsonl")), self.path]:  # whole before parts go
             about, lines = self._read(file)
-            if about is not None:
-                self.about = self.about or about
-                if differing := differences(about["run"], self.about["run"]):
-                    raise ValueError(
-                        f"{file} holds another run; they differ in {', '.join(differing)}; choose "
-                        "another file"
-                    )
+            self.about = self.about or about
+            if about and (differing := differences(about["run"], self.about["run"])):
+                raise ValueError(
+                    f"{file} holds another run; they differ in {', '.join(differing)}; choose "
+                    "another file"
+                )
             found |= lines
         self.lines = dict(sorted(found.items()))
         return self.lines
-
-    def claim(self, wanted: Callable[[], Iterable[str]]) -> str | None:
-        """Takes a piece that is free or, if there is none, that a dead process has left.
-
-        Args:
-            wanted: the names of the pieces that are not done, as far as `lines` says.
-        """
-        if (name := self.take(wanted())) is None:
-            self.refresh()
-            name = self.take(wanted(), abandoned=True)
-        return name
 
     def append(self, *lines: L) -> None:
         """Adds lines to the part of this process, and waits until they are on the disk.
@@ -197,14 +237,12 @@ class SharedFile(Markers, ABC, Generic[L]):
         Raises:
             OSError: they could not be written; the part holds the lines before them.
         """
-        self.folder.mkdir(exist_ok=True)
-        is_new = not self.part.exists() or not self.part.stat().st_size
         contents = [self._saved(line) for line in lines]
-        append_lines(self.part, *[self._header()][:is_new], *contents)
-        own = dict(map(self._parsed, contents))
-        _, about, before = self._known.get(self.part, (None, self.about, {}))
-        self._known[self.part] = _state(self.part), about, {**before, **own}
-        self.lines |= own
+        self.lines |= dict(map(self._parsed, contents))
+        if self._team.is_writer:
+            self._touch()
+            header = [self._header()][: not self.part.stat().st_size]
+            append_lines(self.part, *header, *contents)
 
     def settle(self, keys: Collection[Any]) -> bool:
         """Whether the file is whole; makes it so where all lines are there.
@@ -212,13 +250,19 @@ class SharedFile(Markers, ABC, Generic[L]):
         Args:
             keys: of all lines.
         """
-        lines = self.refresh()
-        if not set(keys) <= self._read(self.path)[1].keys():
-            if not set(keys) <= lines.keys() or self.take(["whole"], abandoned=True) is None:
-                return False
-            self._write([lines[key] for key in keys], self._header())
-        shutil.rmtree(self.folder, ignore_errors=True)
-        return True
+
+        def settled() -> bool:
+            self.refresh()
+            if not set(keys) <= self._read(self.path)[1].keys():
+                is_done = set(keys) <= self.lines.keys()
+                if not is_done or self.take(["whole"], abandoned=True) is None:
+                    return False
+                self._write([self.lines[key] for key in keys], self._header())
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return True
+
+        is_whole, self.lines = self._team.from_first(lambda: (settled(), self.lines))
+        return is_whole
 
     def _write(self, lines: Iterable[L], *header: dict[str, Any]) -> None:
         with replacing(self.path) as file:
@@ -231,7 +275,8 @@ class SharedFile(Markers, ABC, Generic[L]):
     def _about(self, file: Path, lines: Iterator[tuple[int, Any]]) -> dict[str, Any] | None:
         """What the first line says; `None` where a killed process has not finished it."""
         _, header = next(lines, (1, None))
-        if header is None and self._is_begun(file):
+        begun = json.dumps({"format": self.FORMAT})[:-1].encode()
+        if header is None and begun.startswith(file.read_bytes()[: len(begun)]):
             return None
         is_run = isinstance(header, dict) and header.pop("format", None) == self.FORMAT
         if not is_run or not isinstance(header.get("run"), dict):
@@ -242,30 +287,22 @@ class SharedFile(Markers, ABC, Generic[L]):
             )
         return header
 
-    def _is_begun(self, file: Path) -> bool:
-        """Whether a first line that is cut off may be one of these."""
-        beginning = json.dumps({"format": self.FORMAT})[:-1].encode()
-        with file.open("rb") as opened:
-            return beginning.startswith(opened.read(len(beginning)))
-
     def _read(self, file: Path) -> tuple[dict[str, Any] | None, dict[Any, L]]:
         """A file's first line, and the whole lines after it; read again where it has changed."""
-        state = _state(file)
-        if state is None or not state[1]:
-            return None, {}
-        if self._known.get(file, (None,))[0] != state:
-            try:
-                lines, found = read_lines(file, only_whole=True), {}
-                about = self._about(file, lines)
-                for number, content in lines:
+        with suppress(FileNotFoundError):  # or the whole file has taken its place
+            state = (found := file.stat()).st_ino, found.st_size
+            if state[1] and state != self._known.get(file, (None,))[0]:
+                contents, lines = read_lines(file, only_whole=True), {}
+                about = self._about(file, contents)
+                for number, content in contents:
                     with naming_line(file, number):
                         key, line = self._parsed(content)
-                        if found.setdefault(key, line) is not line:
+                        if lines.setdefault(key, line) is not line:
                             raise ValueError(f"{self._called(key)} comes twice")
-            except FileNotFoundError:  # the whole file has taken its place
-                return None, {}
-            self._known[file] = state, about, found
-        return self._known[file][1:]
+                self._known[file] = state, about, lines
+            if state[1]:
+                return self._known[file][1:]
+        return None, {}
 
     def _called(self, key: Any) -> str:
         return f"batch {key}"
@@ -281,20 +318,11 @@ def alone(path: str | Path) -> Iterator[None]:
     markers = Markers(path)
     with markers.joined():
         while markers.take(["held"], abandoned=True) is None:
-            time.sleep(POLL_S)
+            time.sleep(POLL_S * random.random())
         try:
             yield
         finally:
             markers.release()
-
-
-def _state(file: Path) -> tuple[int, int] | None:
-    """What changes when a file does."""
-    try:
-        found = file.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_size
 
 
 @lru_cache(1)

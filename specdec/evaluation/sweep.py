@@ -154,7 +154,7 @@ def sweep(
     runs: dict[str, Run] = {}
     total = sum(len(bench.layout(rule)) for rule in rules.values())
 
-    def is_measured(group: list[str], bar: tqdm, *, wait: bool) -> bool:
+    def measured(group: list[str], bar: tqdm, *, wait: bool) -> None:
         with ExitStack() as stack:
             if timed and folder is not None:
                 on_device = alone(folder.path / device_id(target.device))
@@ -163,17 +163,17 @@ def sweep(
             for file, run in zip(group, own, strict=True):
                 stack.enter_context(run.recorded(folder and folder.path / file))
             runs.update(zip(group, own, strict=True))
-            settings = {"warmup": int(timed), "rounds": rounds, "bar": bar}
-            is_whole = measure(own, runs.values(), together=timed, wait=wait, **settings)
+            turns = {"together": timed, "warmup": int(timed), "rounds": rounds}
+            measure(own, runs.values(), wait=wait, bar=bar, **turns)
         for run in own:
             run.release()
-        return is_whole
 
     with progress_bar(team, total, is_wanted=progress) as bar:
-        left = [group for group in groups.values() if not is_measured(group, bar, wait=False)]
-        for group in left:  # what other processes had not finished
-            if not all([runs[file].settle() for file in group]):
-                is_measured(group, bar, wait=True)
+        for group in groups.values():
+            measured(group, bar, wait=False)
+        for group in groups.values() if folder is not None else ():
+            if not all([runs[file].settle() for file in group]):  # others were at it
+                measured(group, bar, wait=True)
     found = {file: run.evaluation() for file, run in runs.items()}
     return Study(cells, [found[file] for file in files], timed)
 

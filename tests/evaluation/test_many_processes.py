@@ -153,14 +153,8 @@ def test_three_kills_among_many_processes_ten_times(count, has_locks, tmp_path):
         assert [ended(child) for child in children] == [0] * count
         check(folder, expected)
         notes = (folder.parent / "notes").read_text().split()
-        assert (
-            0 <= len(notes) - sum(len({r["prompt"] for r in rows}) for rows in once(expected)) <= 3
-        )
-
-
-def once(expected: list) -> list:
-    """The rows of the cells that are a run of their own: greedy ones of one K are one."""
-    return list({json.dumps(rows): rows for _, rows in expected}.values())
+        files = len(list(folder.glob("*.jsonl")))
+        assert 0 <= len(notes) - files * len(PROMPTS) <= 3  # the batches that the three were at
 
 
 def test_of_twenty_additions_at_one_time_none_is_lost(tmp_path):
@@ -175,9 +169,7 @@ def test_of_twenty_additions_at_one_time_none_is_lost(tmp_path):
     cells, files, _ = StudyFolder(tmp_path).read()
     assert sorted(cell["draft"] for cell in cells) == list(range(20))
     assert files == [f"{cell['draft']}.jsonl" for cell in cells]
-    (tmp_path / "study-000-0.json").write_text('{"timed": true, "cells": []}')
-    with pytest.raises(ValueError, match="a timed study and one that is not"):
-        StudyFolder(tmp_path).read()
+    assert [path.name for path in tmp_path.iterdir()] == ["study.json"]
 
 
 @pytest.mark.parametrize("skew_s", [-300, 0, 300])

@@ -208,8 +208,7 @@ def test_an_interrupted_study_goes_on_and_gives_the_same_tables(study, tmp_path,
 def test_a_study_of_the_form_before_is_read_and_goes_on(study, tmp_path, monkeypatch):
     """Its cells have `proposal` and `draft_temperature`, which are null where nothing varied."""
     sweep(TARGET, PROMPTS, **STUDY, **OPTIONS, output=tmp_path)
-    (path,) = tmp_path.glob("study-*.json")
-    path = path.rename(tmp_path / "study.json")
+    path = tmp_path / "study.json"
     content = json.loads(path.read_text())
     for each in content["cells"]:
         old = {"proposal": None, "draft_temperature": None}
