@@ -21,7 +21,7 @@ from specdec import (
     TypicalSampler,
     zoo,
 )
-from specdec.evaluation import Evaluation, Prompt, evaluate
+from specdec.evaluation import Evaluation, Prompt, evaluate, shared_file
 from specdec.evaluation.plan import settings_of_run
 from specdec.evaluation.prompts import encode
 from specdec.evaluation.run_file import RunFile
@@ -87,6 +87,7 @@ def test_an_interrupted_run_goes_on_without_losing_or_repeating_a_prompt(
     monkeypatch.setattr(SpeculativeGenerator, "generate", spy)
     with pytest.raises(KeyboardInterrupt) if stop_after < 5 else nullcontext():
         evaluate(GENERATOR, PROMPTS, output=path, **OPTIONS)
+    monkeypatch.setattr(shared_file, "PATIENCE_S", 0.0)  # this process lives: it was not killed
     if cut:  # killed while it was writing
         (part,) = [path] if path.exists() else RunFile(path).folder.glob("*.jsonl")
         part.write_bytes(part.read_bytes()[:-cut])
