@@ -34,7 +34,7 @@ TARGET = build("llama")
 PROMPTS = [[1 + i, 2, 3, 1 + i, 2] for i in range(5)]
 FEW = {"drafters": ["lookup"], "drafts": [1, 2], "temperatures": [0.0, 1.0], "max_new_tokens": 8}
 MANY = {**FEW, "drafters": {"one": "lookup", "two": "lookup"}, "drafts": [1, 2, 3, 4]}
-MANY["temperatures"] = [0.0, 0.5, 1.0]
+MANY |= {"temperatures": [0.0, 0.5, 1.0], "max_new_tokens": 3}
 
 
 def forked(act, *args) -> int:
@@ -74,6 +74,8 @@ def run(folder: Path, study: dict, has_locks: bool, host: str | None = None) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SpeculativeGenerator, "generate", noting)
         patch.setattr(shared_file, "POLL_S", 0.02)
+        evaluate = sys.modules["specdec.evaluation.evaluate"]
+        patch.setattr(evaluate, "provenance", dict)  # which asks git, for each cell
         if not has_locks:
             patch.setattr("fcntl.flock", without_locks)
         if host is not None:
