@@ -83,16 +83,18 @@ class Team:
         return result
 
 
-def team(model: nn.Module | None = None) -> Team:
+def team(model: nn.Module | None = None, *, share: bool = True) -> Team:
     """All processes that were started together.
 
     Args:
         model: the target. Where it is spread over the processes, each of them does all of the work.
+        share: else each process is alone, but where the target is spread.
 
     Raises:
         ValueError: the target is spread over some of the processes only.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1 and not is_distributed():
+    is_alone = int(os.environ.get("WORLD_SIZE", 1)) == 1 and not is_distributed()
+    if is_alone or not (share or (model is not None and is_spread(model))):
         return Team()
     from accelerate import PartialState
 
@@ -104,13 +106,6 @@ def team(model: nn.Module | None = None) -> Team:
             f"share prompts; start {size} processes"
         )
     return Team(state.process_index, state.num_processes, does_all=size > 1)
-
-
-def team_of(model: nn.Module, *, share: bool) -> Team:
-    """The processes that work on a model: all that were started where they share, or where it is
-    spread over them, else this one.
-    """
-    return team(model) if share or is_spread(model) else Team()
 
 
 def is_distributed() -> bool:

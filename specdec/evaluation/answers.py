@@ -162,7 +162,7 @@ def write_answers(
         raise ValueError(f"answers go into a .jsonl file, which training reads, got {output}")
     settings = settings_of_run(generator, chosen, tokenizer=tokenizer, **vars(plan))
     settings["threads"] = settings["plan"]["batch_size"] = None  # no text depends on them
-    team = processes.team_of(generator.target.model, share=share)
+    team = processes.team(generator.target.model, share=share)
     rows = {(row.prompt.id, row.sample): row for row in rows_of(chosen, plan)}
     places = {key: place for place, key in enumerate(rows)}
     batches = {  # by names that are the same in all processes with this batch size

@@ -86,7 +86,7 @@ def evaluate(
         max_prompt_tokens: longer prompts lose their first tokens, and their rows say so.
         chat_template_kwargs: variables of the chat template, `{"enable_thinking": False}` for
             instance.
-        warmup: so many batches are generated once before anything is measured.
+        warmup: the first batch is generated so often before anything is measured.
         share: the processes that `accelerate launch` or `torchrun` started share the prompts, and
             all of them return the same; every one of them must call. The processes over which one
             target is spread all read all prompts.
@@ -137,7 +137,7 @@ def evaluate(
         chat_template_kwargs=dict(chat_template_kwargs or {}),
         options=options,
     )
-    team = processes.team_of(generator.target.model, share=share)
+    team = processes.team(generator.target.model, share=share)
     sentinel = Sentinel(generator) if certify else None
     run = Run(generator, as_prompts(prompts, attention_mask), plan, tokenizer, team, sentinel)
     with run.recorded(output), progress_bar(team, run.size, is_wanted=progress) as bar:
@@ -215,24 +215,15 @@ class Run:
         return run_batch(self._generator, number, rows, self._plan, self._tokenizer, self._sentinel)
 
     def pieces(
-        self,
-        missing: Callable[[], list[int]],
-        is_settled: Callable[[], bool],
-        *,
-        together: bool,
-        wait: bool,
-    ) -> Iterator[list[int]]:
-        """Batches that this process is to measure, as in `measure`."""
-        if self._file is None:
-            yield self.team.part(missing())
+        self, missing: Callable[[], list[int]], is_settled: Callable[[], bool], *, wait: bool
+    ) -> Iterator[int]:
+        """Numbers of the batches that this process is to measure, as in `measure`."""
+        if self._file is not None:
+            names = self._file.pieces(lambda: map(str, missing()), is_settled, wait=wait)
+            yield from map(int, names)
+        else:
+            yield from self.team.part(missing())
             is_settled()
-            return
-
-        def names() -> list[str]:
-            return ["all"] * bool(missing()) if together else list(map(str, missing()))
-
-        for name in self._file.pieces(names, is_settled, wait=wait):
-            yield missing() if together else [int(name)]
 
     def add(self, batch: EvaluatedBatch) -> None:
         """Takes in what was measured, and writes it down."""
@@ -279,7 +270,6 @@ def measure(
     runs: Sequence[Run],
     shown: Collection[Run],
     *,
-    together: bool = False,
     wait: bool = True,
     warmup: int = 0,
     rounds: int = 1,
@@ -291,17 +281,17 @@ def measure(
     Args:
         runs: of one team.
         shown: runs whose batches the progress bar counts.
-        together: one process measures all batches, so that their times compare.
         wait: until other processes have measured what they took.
-        warmup: so many batches of each are generated once before anything is measured.
+        warmup: the first batch of each is generated so often before anything is measured.
         rounds: how often each batch is generated; the times of the median one are kept.
         bar: of the batches of `shown`.
     """
-    lead = runs[0]
+    lead = max(runs, key=lambda run: len(run.missing))  # whose markers are those of all
 
     def missing() -> list[int]:
-        for run in runs[1:]:
-            run.refresh()
+        for run in runs:
+            if run is not lead:
+                run.refresh()
         return sorted({number for run in runs for number in run.missing})
 
     def is_settled() -> bool:
@@ -310,30 +300,29 @@ def measure(
         return all(settled)
 
     try:
-        for numbers in lead.pieces(missing, is_settled, together=together, wait=wait):
-            for number in (numbers * warmup)[:warmup]:
-                for run in runs:
-                    run.batch(number)
+        for number in lead.pieces(missing, is_settled, wait=wait):
+            for run in [*runs] * warmup:
+                run.batch(number)
             warmup = 0
-            for number in numbers:
-                _measure(number, [run for run in runs if number in run.missing], rounds)
-                bar.update(sum(run.num_done for run in shown) - bar.n)
-                bar.set_postfix_str(lead.summary(), refresh=False)
+            measured = _measured(number, [run for run in runs if number in run.missing], rounds)
+            for run, batch in sorted(measured.items(), key=lambda each: each[0] is lead):
+                run.add(batch)  # the lead's last: who sees it does not look for the others
+            bar.update(sum(run.num_done for run in shown) - bar.n)
+            bar.set_postfix_str(lead.summary(), refresh=False)
     except Exception as error:
         lead.fail(error)
         raise
 
 
-def _measure(number: int, runs: list[Run], rounds: int) -> None:
-    """Measures a batch in turns."""
+def _measured(number: int, runs: list[Run], rounds: int) -> dict[Run, EvaluatedBatch]:
+    """A batch of each run, of so many that take turns the one of the median time."""
     turns: dict[Run, list[EvaluatedBatch]] = {run: [] for run in runs}
     for turn in range(rounds):
         first = (number + turn) % len(runs)
         for run in runs[first:] + runs[:first]:
             turns[run].append(run.batch(number))
-    for run, measured in turns.items():
-        measured.sort(key=lambda batch: sum(batch.seconds))
-        run.add(measured[(rounds - 1) // 2])
+    middle = (rounds - 1) // 2
+    return {r: sorted(own, key=lambda b: sum(b.seconds))[middle] for r, own in turns.items()}
 
 
 def progress_bar(team: processes.Team, total: int, *, is_wanted: bool) -> tqdm:

@@ -90,7 +90,7 @@ def sweep(
         dtype, device: of a target that is a name. Each of several processes takes its own GPU.
         limit: so many first prompts.
         timed: cells with the same batches take turns on each batch, so that their times compare.
-            One process measures all of them, and alone on its device.
+            A process that measures them is the only one on its device.
         rounds: of a timed study, how often each batch is generated; the median time counts.
         output: folder for a file per cell. Where it holds some, the study goes on after their last
             batch; a file that was measured with other settings is refused. All processes with this
@@ -134,7 +134,7 @@ def sweep(
         target, tokenizer = load_target(target, dtype=dtype, device=place)
         tokenizer = reader or tokenizer
     target = target if isinstance(target, Target) else Target(target)
-    team = processes.team_of(target.model, share=share)
+    team = processes.team(target.model, share=share)
     bench = _Bench(target, prompts, tokenizer, drafters, samplers, options, team)
     cells = [bench.resolved(cell) for cell in cells]
     files, rules = [], {}
@@ -163,7 +163,7 @@ def sweep(
             for file, run in zip(group, own, strict=True):
                 stack.enter_context(run.recorded(folder and folder.path / file))
             runs.update(zip(group, own, strict=True))
-            turns = {"together": timed, "warmup": int(timed), "rounds": rounds}
+            turns = {"warmup": int(timed), "rounds": rounds}
             measure(own, runs.values(), wait=wait, bar=bar, **turns)
         for run in own:
             run.release()

@@ -256,7 +256,7 @@ def test_answers_are_shared_likewise(tmp_path):
     assert not list(tmp_path.glob(".*.parts"))
 
 
-def test_timed_cells_are_measured_by_one_process_alone_on_its_device(tmp_path):
+def test_of_processes_on_one_device_one_alone_measures_times(tmp_path):
     folder, generate = tmp_path / "study", SpeculativeGenerator.generate
 
     def noting(self, *args, **options):
