@@ -62,7 +62,7 @@ class Markers:
         Raises:
             OSError: the folder cannot be made.
         """
-        self._touch()
+        self.touch()
         ended = threading.Event()
         beat = threading.Thread(target=self._beat, args=(ended,), daemon=True)
         beat.start()
@@ -96,11 +96,12 @@ class Markers:
                         continue
                     marker.unlink(missing_ok=True)
                 with suppress(FileExistsError), marker.open("x") as file:
-                    self._held = marker
                     file.write(self.part.stem)
+                    if not self.part.exists():  # it was, and others have made it anew
+                        marker.unlink()
+                        return None
+                    self._held = marker
                     return name
-            return None
-        self._touch()
         return None
 
     def release(self) -> None:
@@ -108,10 +109,13 @@ class Markers:
         if self._held != self.part:
             self._held.unlink(missing_ok=True)
 
-    def _touch(self) -> None:
-        self.folder.mkdir(exist_ok=True)
-        with suppress(FileNotFoundError):  # removed at this moment
-            self.part.touch()
+    def touch(self) -> None:
+        """Makes the part of this process, whatever others make and remove meanwhile."""
+        while not self.part.exists():
+            with suppress(FileExistsError):
+                self.folder.mkdir()
+            with suppress(FileNotFoundError):
+                self.part.touch()
 
     def _beat(self, ended: threading.Event) -> None:
         while not ended.wait(BEAT_S):
@@ -211,6 +215,12 @@ class SharedFile(Markers, ABC, Generic[L]):
                 return
             else:
                 time.sleep(POLL_S)
+                self.lines = self._team.from_first(self._rejoined)
+
+    def _rejoined(self) -> dict[Any, L]:
+        """Reads after its part is there again, where another process has removed the folder."""
+        self.touch()
+        return self.refresh()
 
     def refresh(self) -> dict[Any, L]:
         """All lines that are there by now.
@@ -240,9 +250,10 @@ class SharedFile(Markers, ABC, Generic[L]):
         contents = [self._saved(line) for line in lines]
         self.lines |= dict(map(self._parsed, contents))
         if self._team.is_writer:
-            self._touch()
-            header = [self._header()][: not self.part.stat().st_size]
-            append_lines(self.part, *header, *contents)
+            self.touch()
+            with suppress(FileNotFoundError):  # at this moment: others have done it, too
+                header = [self._header()][: not self.part.stat().st_size]
+                append_lines(self.part, *header, *contents)
 
     def settle(self, keys: Collection[Any]) -> bool:
         """Whether the file is whole; makes it so where all lines are there.
@@ -258,7 +269,10 @@ class SharedFile(Markers, ABC, Generic[L]):
                 if not is_done or self.take(["whole"], abandoned=True) is None:
                     return False
                 self._write([self.lines[key] for key in keys], self._header())
-            shutil.rmtree(self.folder, ignore_errors=True)
+            gone = self.folder.with_name(f".specdec-{secrets.token_hex(6)}.part")
+            with suppress(OSError):  # all of it at once: who sees a part of it would go on
+                self.folder.rename(gone)
+                shutil.rmtree(gone, ignore_errors=True)
             return True
 
         is_whole, self.lines = self._team.from_first(lambda: (settled(), self.lines))

@@ -183,11 +183,11 @@ def test_a_living_process_of_another_machine_keeps_its_marker(skew_s, tmp_path, 
     monkeypatch.setattr(shared_file.time, "monotonic", lambda: now.s)
     monkeypatch.setattr(shared_file, "_place", lambda: "there")
     other = Markers(tmp_path / "run")
-    other._touch()
+    other.touch()
     assert other.take(["a"]) == "a"
     monkeypatch.setattr(shared_file, "_place", lambda: "here")
     own = Markers(tmp_path / "run")
-    own._touch()
+    own.touch()
     for _ in range(200):
         now.s += 10
         stamp = time.time() + skew_s + now.s
@@ -206,7 +206,7 @@ def test_a_marker_whose_process_died_while_it_wrote_it_expires(text, tmp_path, m
     now = SimpleNamespace(s=0.0)
     monkeypatch.setattr(shared_file.time, "monotonic", lambda: now.s)
     own = Markers(tmp_path / "run")
-    own._touch()
+    own.touch()
     (own.folder / "a").write_text(text)
     assert own.take(["a"], abandoned=True) is None
     now.s += shared_file.PATIENCE_S + 1
@@ -232,6 +232,10 @@ def test_a_folder_that_vanishes_is_made_again(few, tmp_path):
         (file.folder / "0").unlink()
         file.folder.rmdir()
         assert file.take(["0"]) is None
+        other = RunFile(tmp_path / "run.jsonl", {"run": {}})
+        other.touch()
+        assert file.take(["0"]) is None  # it may be done: read first
+        file.touch()
         assert file.take(["0"]) == "0"
         file.append(batch)
         assert file.settle([0])
