@@ -90,7 +90,7 @@ class RunFile(SharedFile[EvaluatedBatch]):
     @property
     def is_begun(self) -> bool:
         """Whether a first line is whole: a process that is killed may leave less."""
-        for file in [self.path, *self.folder.glob("*.jsonl")]:
+        for file in self.files:
             with suppress(FileNotFoundError), file.open("rb") as opened:
                 if opened.readline().endswith(b"\n"):
                     return True

@@ -171,6 +171,14 @@ class SharedFile(Markers, ABC, Generic[L]):
     def _saved(self, line: L) -> dict[str, Any]:
         """A line, as JSON holds it."""
 
+    @property
+    def files(self) -> list[Path]:
+        """The parts, and then the whole file, which is there before the parts go."""
+        names = []
+        with suppress(FileNotFoundError):
+            names = sorted(os.listdir(self.folder))
+        return [*(self.folder / name for name in names if name.endswith(".jsonl")), self.path]
+
     @contextmanager
     def joined(self) -> Iterator[None]:
         """Reads what is there; see `Markers`."""
@@ -229,7 +237,7 @@ class SharedFile(Markers, ABC, Generic[L]):
             ValueError: a file is of another run, or a line is damaged; says what.
         """
         found: dict[Any, L] = {}
-        for file in [*sorted(self.folder.glob("*.jsonl")), self.path]:  # whole before parts go
+        for file in self.files:
             about, lines = self._read(file)
             self.about = self.about or about
             if about and (differing := differences(about["run"], self.about["run"])):

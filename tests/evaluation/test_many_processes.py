@@ -31,8 +31,8 @@ from specdec.processes import Team, local_device
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 ROOT = Path(__file__).parents[2]
 TARGET = build("llama")
-PROMPTS = [[1 + i, 2, 3, 1 + i, 2] for i in range(5)]
-FEW = {"drafters": ["lookup"], "drafts": [1, 2], "temperatures": [0.0, 1.0], "max_new_tokens": 8}
+PROMPTS = [[1 + i, 2, 3, 1 + i, 2] for i in range(3)]
+FEW = {"drafters": ["lookup"], "drafts": [1, 2], "temperatures": [0.0, 1.0], "max_new_tokens": 4}
 MANY = {**FEW, "drafters": {"one": "lookup", "two": "lookup"}, "drafts": [1, 2, 3, 4]}
 MANY |= {"temperatures": [0.0, 0.5, 1.0], "max_new_tokens": 3}
 
@@ -244,7 +244,7 @@ def test_a_folder_that_vanishes_is_made_again(few, tmp_path):
 
 
 def test_answers_are_shared_likewise(tmp_path):
-    prompts, tokenizer = zoo.heldout_prompts(5), zoo.load_tokenizer()
+    prompts, tokenizer = zoo.heldout_prompts(3), zoo.load_tokenizer()
     generator = SpeculativeGenerator(zoo.load_target(), "lookup")
     options = {"tokenizer": tokenizer, "max_new_tokens": 4}
 
@@ -282,7 +282,7 @@ def test_of_processes_on_one_device_one_alone_measures_times(tmp_path):
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
     study = Study.load(folder)
     assert len(study.runs) == 4
-    assert len(lines) == 2 * (1 + 5) + 2 * (1 + 3)  # of each cell one batch before it is measured
+    assert len(lines) == 2 * (1 + 3) + 2 * (1 + 2)  # of each cell one batch before it is measured
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
     first, second = study.runs[0], study.runs[2]
     assert not np.isnan(difference(first, second, "ms_per_token").value)
