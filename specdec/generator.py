@@ -201,7 +201,7 @@ class SpeculativeGenerator:
         return generation.run_step()
 
     def refresh(self) -> None:
-        """Reads the models of target and drafter as they are now, after an edit that calls refuse:
+        """Reads the models of target and drafter again, after edits for which calls raise an error:
         weights replaced where products are joined, another data type, other modules, adapters
         switched, scaled or merged. No generation may be under way. Plain numbers that a module
         holds, such as a `scaling`, are read here too, and no call notices that they were edited.

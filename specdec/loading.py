@@ -1,7 +1,7 @@
 """Names become parts: a target, a drafter and a sampler by what is written in a command, a file of
 a study, or the arguments of a generator.
 
-What a name means is found, and refused, before anything large is loaded.
+Names are resolved, and wrong names raise an error, before anything large is loaded.
 """
 
 from __future__ import annotations
@@ -82,7 +82,6 @@ _ADVICE = (
     ("assistant gemma4-assistant", "assistant:PATH, the folder or Hugging Face id of one"),
     ("ngram n-gram pld prompt-lookup", "lookup"),
     ("zoo draft model", "zoo:model, or the folder or Hugging Face id of a model"),
-    ("medusa", "medusa:PATH, the folder or Hugging Face id of a head"),
     ("hydra", "mine.py:make, a drafter of your own; no such heads are read"),
 )
 """What to write instead of names of the field that are none here, or only the half of one."""
@@ -257,6 +256,7 @@ def find_drafter(
         given |= {"families": (FAMILIES[kind],), "layouts": layouts}
         return lambda target, **_: load(path, target, **given)
     advice = [text for names, text in _ADVICE if kind in names.split()]
+    advice += [f"{kind}:PATH, the folder or Hugging Face id of a head"] if kind in FAMILIES else []
     if advice and not Path(name).exists():
         raise ValueError(f"there is no drafter {name!r}; write {advice[0]}")
     if (make := find_own(name)) is not None:
@@ -285,12 +285,14 @@ def find_reading(name: str) -> tuple[Sequence[Any], Sequence[Any], str] | None:
         ValueError: there is no such object, or it is neither a `Layout` nor a `Family`.
     """
     parts = re.fullmatch(r"(.+?\.py|[\w.]+):([^\W\d]\w*):(.+)", name)
-    if parts is None or parts[1] in ("eagle", "mtp", "medusa", "assistant", "zoo", "self"):
+    if parts is None:
         return None
     from specdec.checkpoints.families import FAMILIES
     from specdec.checkpoints.family import Family
     from specdec.checkpoints.layout import Layout
 
+    if parts[1] in (*FAMILIES, "zoo", "self"):
+        return None
     own = find_own(where := f"{parts[1]}:{parts[2]}")
     if isinstance(own, Family):
         return (own,), (), parts[3]

@@ -56,8 +56,8 @@ def uncompiled(module: nn.Module) -> Any:
 
 
 def compiled_from(module: nn.Module) -> nn.Module | None:
-    """What `torch.compile` was called with; without the name, such a model is refused as no HF
-    model.
+    """What `torch.compile` was called with; without the name, such a model raises the error of
+    a model that is not HF's.
     """
     return getattr(module, "_orig_mod", None)
 

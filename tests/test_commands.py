@@ -49,6 +49,7 @@ NOT_RUN = {
     "#!/bin/bash": PROCESSES,
     "#SBATCH": PROCESSES,
     "srun ": PROCESSES,
+    "accelerate launch -m specdec train": "tests/training/test_training_cli.py does on CPUs",
     "PYTHONPATH=. ": BENCHMARK,
 }
 """The beginning of a command, and why no test runs it."""
@@ -141,7 +142,8 @@ def write_files(page: str, folder: Path) -> None:
         (folder / "parallel.py").write_text(whole.replace("max_new_tokens=128", "max_new_tokens=4"))
     elif page == "docs/own-drafter.md":
         (made,) = (text for text in blocks(page, "text") if text.startswith("def "))
-        (folder / "mine.py").write_text(snippets[0].split("print(")[0] + made)
+        (linear,) = (block for block in snippets if "class LinearDrafter" in block)
+        (folder / "mine.py").write_text(linear.split("print(")[0] + made)
     elif page == "docs/own-head.md":
         (hydra,) = (block for block in snippets if "HYDRA = " in block)
         (folder / "hydra.py").write_text(hydra)

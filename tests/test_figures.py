@@ -78,17 +78,57 @@ def test_a_figure_is_listed_from_a_change_of_its_code_until_it_is_made_again(clo
         commit(clone)
     listed = run(clone).stdout
     assert listed.startswith("2 of 2 figures and tables are older than their code:")
-    assert "line.svg\n    2 commits since" in listed
-    assert "one CPU core: python draw.py" in listed
-    listed = run(clone, "docs/speed.md: rule, ms", "--device", "two H100").stdout
-    assert listed.startswith("1 of 2 figures")
-    assert "speed.md" not in listed
+    assert "one CPU core: python draw.py\n    changed: draw.py and 1 more" in listed
+    name = "docs/speed.md: rule, ms"
+    assert run(clone, name).returncode == 1
+    done = run(clone, "--made", name, "--device", "two H100")
+    assert (done.returncode, done.stdout[:6]) == (0, "0 of 1")
     assert 'device = "two H100"' in (clone / "docs/figures/made.toml").read_text()
+    assert run(clone).stdout.startswith("1 of 2 figures")
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_older"),
+    [
+        ('"""What A is."""\nA = 1  # one\n"""More."""\n', False),
+        ("A = (\n    1\n)\n", False),
+        ("A = 2\n", True),
+        (None, True),
+    ],
+)
+def test_a_comment_ages_no_figure_and_a_number_does(clone, changed, is_older):
+    (clone / "line.py").write_text(changed) if changed else (clone / "line.py").unlink()
+    (clone / "new.py").write_text("A = 3\n")
+    if changed is None:  # the path of an entry exists
+        (clone / "line.py").mkdir()
+        (clone / "line.py/a.txt").write_text("1")
+    commit(clone)
+    assert run(clone, "docs/figures/line.svg").returncode == int(is_older)
+
+
+def test_a_weight_or_a_toml_ages_a_figure(clone):
+    entry = '["{name}"]\ncommit = "{at}"\ndevice = "x"\ncommand = "x"\ncode = ["w.bin", "a.toml"]\n'
+    manifest = clone / "docs/figures/made.toml"
+    for name in ("w.bin", "a.toml"):
+        (clone / name).write_bytes(b"\x01")
+        (clone / "docs/figures/weights.svg").write_text("<svg/>")
+    at = commit(clone)
+    text = entry.format(name="docs/figures/weights.svg", at=at)
+    manifest.write_text(manifest.read_text() + text)
+    commit(clone)
+    assert run(clone, "docs/figures/weights.svg").returncode == 0
+    for name in ("w.bin", "a.toml"):
+        (clone / name).write_bytes(b"\x02")
+        commit(clone)
+        done = run(clone, "docs/figures/weights.svg")
+        assert done.returncode == 1
+        assert "changed: " in done.stdout
+        run(clone, "--made", "docs/figures/weights.svg")
 
 
 def test_a_figure_is_not_made_with_code_that_is_in_no_commit(clone):
     (clone / "line.py").write_text("A = 3\n")
-    done = run(clone, "docs/figures/line.svg")
+    done = run(clone, "--made", "docs/figures/line.svg")
     assert done.returncode == 1
     assert done.stderr.startswith("error: commit the code of docs/figures/line.svg first")
     done = run(clone, "docs/figures/circle.svg")

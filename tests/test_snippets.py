@@ -130,8 +130,8 @@ def drafts_and_writes_plain_text(generator, tokenizer, at_least=0.05):
 
 
 @pytest.mark.slow
-def test_the_first_drafter_of_the_guide_reads_hidden_states_drafts_and_is_lossless():
-    session = names_of(OWN, 0)
+def test_a_drafter_of_the_guide_reads_hidden_states_drafts_and_is_lossless():
+    session = names_of(OWN, index_of(OWN, "class LinearDrafter"))
     tokenizer, target, texts = session["tokenizer"], session["model"], session["texts"]
     matrix = session["fit"](target, texts)
     drafter = session["LinearDrafter"](target, matrix)

@@ -1,17 +1,22 @@
 """Figures and tables whose code has changed since they were made, by `made.toml`.
 
     python docs/figures/made.py                               # lists those
-    python docs/figures/made.py NAME ... --device "one H200"  # they were made with the code of HEAD
+    python docs/figures/made.py NAME ...                      # these alone; fails if one is older
+    python docs/figures/made.py --made NAME ... --device "one H200"  # made with the code of HEAD
 
-Fails where a figure has no entry, an entry no figure, or a commit is not in the history.
+What decides a figure's numbers is compared: the program in a Python file without comments and
+docstrings, every other file (weights, TOML, pages) byte for byte. Fails where a figure has no
+entry, an entry no figure, or a commit is not in the history.
 """
 
 import argparse
+import ast
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -84,13 +89,40 @@ def faults(entries: dict[str, dict]) -> list[str]:
     return found
 
 
-def stale(entries: dict[str, dict]) -> dict[str, int]:
-    """Commits since a figure was made that change its code, where there are any."""
-    counts = {}
+def stale(entries: dict[str, dict]) -> dict[str, list[str]]:
+    """The files of each figure that say something else since it was made, where there are any.
+
+    A new file counts by those that import it.
+    """
+    changed = {}
     for name, entry in entries.items():
-        since = f"{entry['commit']}..HEAD"
-        counts[name] = int(git("rev-list", "--count", "--no-merges", since, "--", *entry["code"]))
-    return {name: count for name, count in counts.items() if count}
+        since = "diff", "--name-only", "--no-renames", "--diff-filter=MD", entry["commit"], "HEAD"
+        files = (git(*since, "--", *entry["code"]) or "").splitlines()
+        changed[name] = [
+            file for file in files if _says(entry["commit"], file) != _says("HEAD", file)
+        ]
+    return {name: files for name, files in changed.items() if files}
+
+
+@cache
+def _says(commit: str, file: str) -> str | None:
+    """What a file of a commit says to a machine; None where there is no such file."""
+    if not file.endswith(".py"):
+        return git("rev-parse", "--verify", "-q", f"{commit}:{file}")
+    if (text := git("show", f"{commit}:{file}")) is None:
+        return None
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):  # docstrings, of modules and values as well
+            if isinstance(body := getattr(node, field, None), list):
+                kept = [one for one in body if not _is_text(one)]
+                setattr(node, field, kept)
+    return ast.dump(tree)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    is_value = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_value and isinstance(node.value.value, str)
 
 
 def set_made(name: str, entry: dict, device: str | None) -> None:
@@ -110,13 +142,14 @@ def set_made(name: str, entry: dict, device: str | None) -> None:
 def main() -> int:
     """As on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="of entries that were made just now")
+    parser.add_argument("names", nargs="*", help="of entries; default: all")
+    parser.add_argument("--made", action="store_true", help="they were made just now")
     parser.add_argument("--device", help="that they were made on, if another than before")
     arguments = parser.parse_args()
     entries = read()
     if unknown := [name for name in arguments.names if name not in entries]:
         sys.exit(f"error: made.toml has no entry {unknown[0]!r}; write one first")
-    for name in arguments.names:
+    for name in arguments.names if arguments.made else ():
         set_made(name, entries[name], arguments.device)
     entries = read()
     if wrong := faults(entries):
@@ -125,12 +158,14 @@ def main() -> int:
     if not has_history():
         print("figures: this clone has no history, so it is not known whose code has changed")
         return 0
-    counts = stale(entries)
-    print(f"{len(counts)} of {len(entries)} figures and tables are older than their code:")
-    for name, count in counts.items():
+    entries = {name: entries[name] for name in arguments.names or entries}
+    older = stale(entries)
+    print(f"{len(older)} of {len(entries)} figures and tables are older than their code:")
+    for name, files in older.items():
         commit, device, command = (entries[name][key] for key in ("commit", "device", "command"))
-        print(f"{name}\n    {count} commits since {commit}, {device}: {command}")
-    return 0
+        first = f"{files[0]} and {len(files) - 1} more" if files[1:] else files[0]
+        print(f"{name}\n    {commit}, {device}: {command}\n    changed: {first}")
+    return int(bool(arguments.names and older))
 
 
 if __name__ == "__main__":

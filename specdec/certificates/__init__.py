@@ -53,7 +53,7 @@ def certify(
     false_alarm: float = 1e-6,
     progress: Callable[[list], Iterable] = BAR,
 ) -> SamplerReport:
-    """Finds the exact law of a sampler on toy problems, see `certify_sampler`."""
+    """Finds the exact distribution of a sampler on toy problems, see `certify_sampler`."""
 
 
 @overload
@@ -83,9 +83,10 @@ def certify(
     """Tries to show that a sampler, or a generator, is not lossless.
 
     Args:
-        subject: a sampler, whose exact law is enumerated on toy problems (or tested by draws, where
-            it does not decide by thresholds), or a generator, whose runs on the prompts are audited
-            and tested. Wrap a rule of another library as `ForeignSampler(rule)`.
+        subject: a sampler, whose exact distribution is enumerated on toy problems (or tested by
+            draws, where it does not decide by thresholds), or a generator, whose runs on the
+            prompts are audited and tested. Wrap a rule of another library as
+            `ForeignSampler(rule)`.
         prompts: token ids of each, without padding; for a generator.
         options: of `certify_sampler` or `certify_generator`.
 

@@ -1,8 +1,8 @@
 """Pearson's chi-square test, and what it can see.
 
-For counts of n independent draws the statistic has, under a law at distances d from the expected
-one p, noncentrality n sum d^2 / p >= 4 n TV^2. So the noncentrality that a power needs is a bound
-on the total variation that the test detects with that power, whatever the difference looks like.
+The statistic of n independent draws from p + d, where p is the expected distribution, has
+noncentrality n sum d^2 / p >= 4 n TV^2. So the noncentrality that a power needs is a bound on the
+total variation that the test detects with that power, whatever the difference looks like.
 """
 
 import math
@@ -39,7 +39,7 @@ def detectable_variation(num_draws: int, df: int, chance: float, power: float = 
 
 
 def goodness_of_fit(observed: Counter, law: Mapping[Hashable, float]) -> tuple[float, int]:
-    """Compares counts with a law.
+    """Compares counts with a distribution.
 
     Args:
         observed: counts by outcome.

@@ -187,8 +187,8 @@ def huggingface_rule(
 ) -> Tensor:
     """The speculative sampling of transformers, with its random numbers taken from `noise`.
 
-    Its law is exact. But it accepts where `r <= p / q`, and `torch.rand` can return 0: then it
-    accepts a token that the target cannot emit. `certify` says so.
+    Its distribution is exact. But it accepts where `r <= p / q`, and `torch.rand` can return 0:
+    then it accepts a token that the target cannot emit. `certify` says so.
 
     Args and returns: see `Rule`.
 

@@ -1,7 +1,7 @@
 """Checkpoints of learned heads: one safe reader for every family, and one writer.
 
-What a family adds (how its files are recognised, translated and refused) is in its own module,
-`specdec.checkpoints.eagle` for instance.
+How the files of a family are recognised and translated, and which of them are not supported, is
+in the family's own module, `specdec.checkpoints.eagle` for instance.
 """
 
 from specdec.checkpoints.drafter import load

@@ -132,7 +132,7 @@ SGLANG = Named(
 COPIED = dict.fromkeys(
     ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers"), ...
 )
-"""Keys of the target's windows, which trainers copy and no layer of theirs reads."""
+"""Keys of the target's sliding windows, which trainers copy and no layer of a head reads."""
 _EAGLE_INERT = COPIED | {
     "eagle_config.parallel_draft_step": (1,),
     "eagle_config.parallel_draft_heads_num_layers": ...,  # of no heads

@@ -1,8 +1,8 @@
 """Writes heads in the layouts that other engines read.
 
-A layout is written exactly: what its own record would not read back equal is refused, and so is
-what an engine would run otherwise, since a file that another engine misreads is worse than none.
-What only some of its readers misread is noted.
+A layout is written exactly: a head that the layout's own record would not read back equal raises
+ValueError, and so does a head that an engine would run otherwise, since a file that another engine
+misreads is worse than none. What only some of its readers misread is noted.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def save_head(
     are read and not written: no engine has been run with such files.
     EAGLE-3's layers of features are written for both of the conventions in use.
 
-    speculators reads a file without embeddings into memory that nobody has written, and without a
-    verifier asks the hub for "None"; so its files always have both.
+    speculators reads a file without embeddings into uninitialised memory, and asks the hub for
+    "None" if the file names no target; so its files always have both.
 
     Args:
         head: the weights.
@@ -88,7 +88,7 @@ def save_head(
 
     Raises:
         ValueError: an unknown layout, a head that the layout cannot express (with the layouts that
-            can), or a speculators file without a verifier or embeddings. Nothing has been written
+            can), or a speculators file without `verifier` or embeddings. Nothing has been written
             then.
     """
     config = head.config

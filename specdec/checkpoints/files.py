@@ -175,7 +175,7 @@ def _by_printable_names(path: Path, tensors: list[StoredTensor]) -> dict[str, St
 
 
 def _read_pickle(path: Path) -> dict[str, StoredTensor]:
-    """A flat dictionary of tensors from a pickled file; whatever else it holds is refused."""
+    """A flat dictionary of tensors from a pickled file; any other content raises ValueError."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler raises whatever damaged bytes lead to

@@ -26,7 +26,7 @@ def model_of_config(fields: ConfigFields) -> PreTrainedModel:
     `quantization_config` is ignored.
 
     Raises:
-        ValueError: a `model_type` that transformers does not have, or values that it refuses.
+        ValueError: a `model_type` that transformers does not have, or values that it rejects.
     """
     kind = fields.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
@@ -118,7 +118,7 @@ def prediction_layer(model: PreTrainedModel) -> HFLayerConfig:
 def has_centred_norms(model: PreTrainedModel) -> bool:
     """Whether the target's norms multiply by 1 + weight: a weight of zero leaves something."""
     backbone, _ = decoder_layers(model)
-    if not hasattr(backbone, "norm"):  # a model that ships no modules, and is refused as a target
+    if not hasattr(backbone, "norm"):  # such a model is not supported as a target
         return False
     norm = type(backbone.norm)(1, eps=1.0)
     torch.nn.init.zeros_(norm.weight)

@@ -1,5 +1,5 @@
 """Keys of config.json that no reader looks up: which of them change nothing in any head. All others
-are refused, since a key of an unknown name may change the wiring, even with the value `false`.
+raise ValueError, since a key of an unknown name may change the wiring, even with the value `false`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TRAINING = (
         "loss_decay_gamma",
         r"(dflash_config\.)?confidence_head_alpha",
     ),
-    # Of a target's experts, from which trainers copy: a head that has experts is refused by them.
+    # Copied from a target with experts; the tensors of a head with experts raise ValueError.
     *("router_aux_loss_coef", "output_router_logits", "decoder_sparse_step"),
     "pretraining_tp",  # splits the same products
 )

@@ -170,7 +170,7 @@ def read_windows(fields: ConfigFields) -> tuple[int | None, ...]:
     size = flash.get("swa_window_size")
     if size is None and fields.get("use_sliding_window") is False:
         # HF's Qwen3Config drops sliding_window then. z-lab's layers go on without a window, vLLM's
-        # refuse: a file that means either says so without a contradiction.
+        # raise an error: a file that means either says so without a contradiction.
         raise ValueError(
             f"{fields.origin} contradicts itself: layers slide (layer_types or use_swa), and "
             "use_sliding_window is false; set it to true, or name full_attention in layer_types"

@@ -161,8 +161,8 @@ class Layout:
         copies: tables of the target that a file holds for a head without its own.
         only: fields of a head, or of its layers, of which engines run some values only: a tuple of
             these values, or of their classes.
-        limits: (config) -> pairs (condition, what): what else engines run otherwise. What would not
-            read back equal is refused by itself.
+        limits: (config) -> pairs (condition, what): what else engines run otherwise. A head that
+            would not read back equal raises ValueError without an entry here.
         notes: (config, N of the target) -> what only some of the layout's readers misread.
     """
 

@@ -236,7 +236,7 @@ def _save_with_target(
     finish_replacing(folder)
     if not _is_earlier(folder, layout):
         refuse_another_model(folder)
-    # Copies, since HF takes tensors that share memory for tied ones and refuses them.
+    # Copies, since HF takes tensors that share memory for tied ones and raises an error.
     tensors = {name: _copied(name, x, target) for name, x in tensors.items()}
     # An earlier call may have had other parts.
     with replacing_files(folder, instead_of="*.safetensors*") as new:

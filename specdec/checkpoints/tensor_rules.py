@@ -55,8 +55,9 @@ class Named(Names):
     """How names begin, in files and in the head.
 
     Args:
-        starts: theirs, and ours; the first that fits counts. `{depth}` stands for a number, and
-            `{N+depth}` for that number counted from N, the target's decoder layers, on.
+        starts: of names in files, and in the head; the first that fits counts. `{depth}` stands for
+            a number, and `{N+depth}` for that number counted from N, the target's decoder layers,
+            on.
         is_all: names without such a start are not the head's.
     """
 

@@ -96,7 +96,7 @@ def ablate(
 
 
 def _typed(study: Any, texts: dict[str, str] | None) -> dict[str, Any] | None:
-    """The values that a study has under these texts; other texts stay, and are refused there."""
+    """The values that a study has under these texts; for other texts it raises ValueError."""
     from specdec.evaluation.cells import axes_of, number
 
     if texts is None:

@@ -41,9 +41,9 @@ def chat(
 ) -> None:
     """Talk with a model, in the chat template of its tokenizer.
 
-    Lines are read from the terminal or from a pipe. Sampling is neutral but for what is given, as
-    in specdec generate. A model that reads pictures gets those of /image, by its processor, and
-    they stay in the conversation.
+    Lines are read from the terminal or from a pipe. Options that are left out
+    truncate and penalise nothing, as in specdec generate. A model that reads pictures gets those of
+    /image, by its processor, and they stay in the conversation.
     """
     options = {"do_sample": sampling.temperature != 0, "neutral": True, **sampling.given(parts)}
     generator, tokenizer = parts.load(target)
@@ -141,7 +141,7 @@ def _prompt(reads: Any, system: str | None, said: list[_Said], target: Any) -> d
         try:
             inputs = reads.apply_chat_template(messages, **form)
         except Exception as error:  # templates raise errors of their own, of a system text too
-            raise ValueError(f"the chat template refuses this: {one_line(error)}") from error
+            raise ValueError(f"the chat template raises an error: {one_line(error)}") from error
     return {name: inputs[name].to(target.device) for name in ("input_ids", "attention_mask")}
 
 

@@ -48,7 +48,7 @@ def evaluate(
     from specdec.evaluation.prompts import processor_for
     from specdec.evaluation.run_file import RunFile
 
-    # What would fail at the end is refused before models are loaded.
+    # A file that cannot be written at the end raises an error before models are loaded.
     if output is not None:
         with RunFile(output).joined():
             pass

@@ -28,7 +28,7 @@ def generate(
 ) -> None:
     """Complete a prompt with models of your own.
 
-    Sampling is neutral but for what is given, as in specdec evaluate: of the target's
+    Options that are left out truncate and penalise nothing, as in specdec evaluate: of the target's
     generation_config only the ids that end and pad a text are used. A prompt with pictures
     (--image) goes through the target's processor and its chat template.
     """

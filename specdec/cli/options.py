@@ -116,8 +116,8 @@ class Parts:
     device: Device = "cpu"
 
     def load(self, target: str) -> tuple[SpeculativeGenerator, Any]:
-        """The generator, and the tokenizer of its target. What can be refused without loading
-        anything is refused first.
+        """The generator, and the tokenizer of its target. Options are checked before any model is
+        loaded, as far as they can be.
         """
         from specdec import SpeculativeGenerator, Tree
         from specdec.loading import find_drafter, load_sampler, load_target

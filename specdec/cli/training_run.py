@@ -20,29 +20,21 @@ from transformers import (
     TrainerState,
 )
 
-from specdec import (
-    EagleDrafter,
-    MaskTokenDrafter,
-    MedusaDrafter,
-    MTPDrafter,
-    SpeculativeGenerator,
-    evaluate,
-    processes,
-)
+from specdec import SpeculativeGenerator, evaluate, processes
 from specdec.arguments import check_choice, check_folder, check_integer, shown
 from specdec.atomic import replacing_files, write_text
 from specdec.cli.options import given, refuse
 from specdec.cli.training_memory import memory_table
 from specdec.cli.training_options import LONGEST_ROWS, STEPS, Run
-from specdec.drafters.mask_token.correction import MarkovConfig
 from specdec.evaluation.intervals import counted
 from specdec.loading import find_own, load_empty_target, load_target
 from specdec.settings import differences
 from specdec.torch_names import FakeTensorMode
-from specdec.training import blocks, data, eagle, mask_token, medusa, mtp
+from specdec.training import data
 from specdec.training.callbacks import AcceptanceCallback
 from specdec.training.divergences import find_loss
 from specdec.training.heads import frequent_ids
+from specdec.training.kinds import KINDS
 from specdec.training.losses import HeadObjective
 from specdec.training.step_weights import find_step_weights
 from specdec.training.target_parts import load_sharded_target, load_spread_target
@@ -58,24 +50,8 @@ from specdec.zoo import WEIGHTS_DIR, corpus
 RECORD = "command.json"
 """With which arguments a run was made; lies beside its checkpoints."""
 EVALUATED_TOKENS = 64
-MARKOV_RANK = 256
-"""Of DSpark's correction, as in the public heads."""
-PARALLEL = ("mask-token", "dflash", "dspark")
-"""Heads that draft all tokens in one pass over masks."""
-FLAGS = {
-    "draft_vocab_size": ("eagle3", *PARALLEL),
-    "unrolled_steps": ("eagle3",),
-    "window": ("eagle3",),
-    "depths": (*PARALLEL, "mtp", "medusa"),
-    "mlp_width": ("eagle3", "eagle1", *PARALLEL, "mtp"),
-    "layers": PARALLEL,
-    "layout": ("mtp",),
-    "loss": ("eagle3", "eagle1", *PARALLEL, "mtp", "medusa"),
-    "step_weights": ("eagle3", *PARALLEL, "mtp", "medusa"),
-}
-"""Options that not every kind of head has, and which have them. EAGLE-1 heads and prediction
-modules use the target's vocabulary head, and so propose all of its ids.
-"""
+OPTIONS = {option for kind in KINDS.values() for option in kind.options}
+"""Options that not every kind of head has."""
 FREE = ("output", "steps", "minutes", "accumulation", "checkpoint_minutes", "evaluate_every")
 FREE += ("compile", "spread_target", "shard_target")
 """Arguments with which a run goes on whatever they are."""
@@ -182,14 +158,14 @@ def _arguments(run: Run, others: list[str]) -> ObjectiveArguments:
 
 
 def _check(run: Run) -> None:
-    """Refuses settings that cannot be right, or would have no effect."""
+    """Raises an error for settings that cannot be right, or would have no effect."""
     if find_own(run.kind) is None:
         advice = "or your own as mine.py:make"
-        check_choice("the kind of head", run.kind, _SERVED, advice=advice)
-    for name, kinds in FLAGS.items():
-        if run.kind not in kinds and (name != "depths" or run.kind in _SERVED):
-            why = f"belongs to {' and '.join(kinds)}; leave it out for {run.kind}"
-            refuse({name: getattr(run, name)}, why)
+        check_choice("the kind of head", run.kind, KINDS, advice=advice)
+    own = KINDS[run.kind].options if run.kind in KINDS else ("depths",)
+    for name in OPTIONS.difference(own):
+        kinds = " and ".join(kind for kind, record in KINDS.items() if name in record.options)
+        refuse({name: getattr(run, name)}, f"belongs to {kinds}; leave it out for {run.kind}")
     _loss_options(run)
     if run.spread_target and run.shard_target:
         raise ValueError(
@@ -225,7 +201,7 @@ def _record(run: Run) -> dict[str, Any]:
 
 
 def _check_same_run(folder: Path, record: dict[str, Any]) -> None:
-    """Refuses to go on from a checkpoint that was made with other arguments or other files."""
+    """Raises ValueError if the checkpoint was made with other arguments or other files."""
     try:
         saved = dict(json.loads((folder.parent / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -292,35 +268,23 @@ class _Progress(TrainerCallback):
         return state.global_step / state.max_steps if clock.minutes is None else clock.fraction
 
 
-_SERVED = {
-    "eagle1": {"method": "eagle"},
-    "eagle3": {"method": "eagle3"},
-    "mask-token": {"method": "eagle3", "parallel_drafting": True},
-    "dflash": {"method": "dflash"},
-    "dspark": {"method": "dspark"},
-    "mtp": {"method": "mtp"},
-    "medusa": {"method": "medusa"},
-}
-"""vLLM's names of the heads as they are saved here."""
-
-
 def _print_next(run: Run) -> None:
     """Where the head is, and the commands that measure and serve it."""
     head, is_whole = str(run.output), run.layout is not None
     print(f"saved in {head}")
     target = str(WEIGHTS_DIR / "target") if run.target == "zoo" else run.target
-    if run.kind not in _SERVED:
+    if run.kind not in KINDS:
         where = f"{run.kind.rpartition(':')[0]}:FAMILY:{head}"
         print(f"measure: specdec evaluate --target {run.target} --drafter {where}, FAMILY your own")
         return
-    family = "mask-token" if run.kind in PARALLEL else run.kind.rstrip("13")
-    drafter = f"{family}:{head}"
+    kind = KINDS[run.kind]
+    drafter = f"{kind.family}:{head}"
     command = ["specdec", "evaluate", "--target", run.target, "--drafter", drafter]
     print("measure:", shlex.join(command))
     if run.kind == "mtp" and not is_whole:
         print("serve: engines read modules beside their target; train with --layout")
         return
-    config = {**_SERVED[run.kind], "num_speculative_tokens": run.num_draft_tokens}
+    config = {**kind.served, "num_speculative_tokens": run.num_draft_tokens}
     config |= {} if is_whole else {"model": head}
     command = ["vllm", "serve", head if is_whole else target]
     print("serve:", shlex.join([*command, "--speculative-config", json.dumps(config)]))
@@ -390,33 +354,16 @@ def _objective(run: Run, target, target_ids):
                 f"{shown(objective)}"
             )
         return objective.drafter, objective
-    k, sizes = run.num_draft_tokens, {"mlp_width": run.mlp_width, "seed": run.seed}
-    options = _loss_options(run)
-    if run.kind == "mtp":
-        head = mtp.new_head(target, run.depths, layout=run.layout, **sizes)
-        drafter = MTPDrafter(head, target, max(k, head.config.num_layers))
-        return drafter, mtp.MultiTokenPrediction(drafter, target, **options)
-    if run.kind == "medusa":
-        head = medusa.new_head(target, run.depths or k)
-        drafter = MedusaDrafter(head, target, min(k, head.config.num_heads))
-        return drafter, medusa.EveryHead(drafter, target, **options)
-    sizes["target_ids"] = target_ids
-    if run.kind == "mask-token":
-        head = mask_token.new_head(target, num_layers=run.layers or 2, **sizes)
-        drafter = MaskTokenDrafter(head, target, k)
-        return drafter, mask_token.MaskRollouts(drafter, target, run.depths or 8, **options)
-    if run.kind in PARALLEL:
-        depths, is_dspark = run.depths or 8, run.kind == "dspark"
-        sizes["block"] = ("next-token", depths) if is_dspark else ("same-position", depths + 1)
-        sizes["correction"] = MarkovConfig(MARKOV_RANK) if is_dspark else None
-        head = mask_token.new_head(target, num_layers=run.layers or 2, **sizes)
-        drafter = MaskTokenDrafter(head, target, min(k, depths))
-        return drafter, blocks.BlockRollouts(drafter, target, **options)
-    head = eagle.new_head(target, run.kind, window=run.window, **sizes)
-    drafter = EagleDrafter(head, target, k)
-    if run.kind == "eagle1":
-        return drafter, eagle.FeatureAndToken(drafter, target, **options)
-    return drafter, eagle.TrainingTimeTest(drafter, target, run.unrolled_steps or 5, **options)
+    kind = KINDS[run.kind]
+    sizes = {name: getattr(run, name) for name in kind.options if name not in _OTHERWISE}
+    if "draft_vocab_size" in kind.options:
+        sizes["target_ids"] = target_ids
+    options = given(sizes) | _loss_options(run)
+    return kind.new(target, run.num_draft_tokens, seed=run.seed, **options)
+
+
+_OTHERWISE = "draft_vocab_size", "loss", "step_weights"
+"""Options that a head or an objective takes as ids, functions and weights."""
 
 
 def _loss_options(run: Run) -> dict[str, Any]:
@@ -425,8 +372,7 @@ def _loss_options(run: Run) -> dict[str, Any]:
     if run.loss is not None:
         options["loss"] = find_loss(run.loss)
     if run.step_weights is not None:
-        name = "depth_weight" if run.kind in (*PARALLEL, "mtp") else "step_weight"
-        options[name] = find_step_weights(run.step_weights)
+        options[KINDS[run.kind].weights] = find_step_weights(run.step_weights)
     return options
 
 

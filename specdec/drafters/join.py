@@ -129,12 +129,12 @@ class FirstMatch(Drafter):
         return {**super().settings(), "drafters": [d.settings() for d in self.drafters]}
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
-        """Refuses what one of the drafters refuses."""
+        """Raises the error that any of the drafters raises."""
         for drafter in self.drafters:
             drafter.validate(vocab_size=vocab_size, device=device)
 
     def check_target(self, target: Target) -> None:
-        """Refuses what one of the drafters refuses."""
+        """Raises the error that any of the drafters raises."""
         for drafter in self.drafters:
             drafter.check_target(target)
         self._widths = target.feature_widths(self.feature_layers)

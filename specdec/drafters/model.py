@@ -118,8 +118,8 @@ class ModelDrafter(TreeDrafter):
             _check_ids("draft model", own, self._slot_model.vocab_size)
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
-        """Refuses another vocabulary or another device, naming both sides, and a model that was
-        edited, cast or put into training mode since it was wrapped.
+        """Raises ValueError for another vocabulary or another device, naming both sides, and for a
+        model that was edited, cast or put into training mode since it was wrapped.
         """
         own = self._slot_model.vocab_size
         most = min(MAX_VOCAB_PADDING, max(own, vocab_size) // 8)

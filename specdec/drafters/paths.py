@@ -46,7 +46,7 @@ class Paths(Tree):
         """Every number of paths has one."""
 
     def check_rule(self, rule: DrawRule) -> None:
-        """Refuses the race, whose winner depends on the position alone."""
+        """Raises ValueError for the race, whose winner depends on the position alone."""
         if rule is draw_by_race:
             raise ValueError(
                 "paths that are drawn by one race (CouplingSampler) are all the same; draft a tree "

@@ -99,7 +99,7 @@ class SelfDrafter(Drafter):
         return {i: s for i, s in shapes.items() if self.layers is None or i in self.layers}
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
-        """Refuses another vocabulary or another device, and a model that was edited since."""
+        """Raises ValueError for another vocabulary or device, and for a model that was edited."""
         if vocab_size != self._target.vocab_size:
             raise ValueError(
                 f"a SelfDrafter over a target of {self._target.vocab_size} ids cannot draft for "
@@ -116,7 +116,7 @@ class SelfDrafter(Drafter):
             _check_visible(self._target, self.visible)
 
     def check_target(self, target: Target) -> None:
-        """Refuses another target than that which the drafter was made with."""
+        """Raises ValueError for another target than that which the drafter was made with."""
         own = self._target
         if target.model is not own.model:
             raise ValueError(
@@ -212,7 +212,7 @@ def _layers_that_run(target: Target, layers: int | Sequence[int] | None) -> tupl
 
 
 def _check_visible(target: Target, visible: Visible) -> None:
-    """Refuses what a table of slots cannot show."""
+    """Raises an error if a table of slots cannot express the visible positions."""
     if not isinstance(visible, Visible):
         raise TypeError(f"visible must be like Sinks(4) + Recent(1024), got {shown(visible)}")
     name = type(target.model).__name__
@@ -239,7 +239,7 @@ def _check_visible(target: Target, visible: Visible) -> None:
 
 
 def _check_same(model: Target, target: Target, advice: str) -> None:
-    """Refuses a model that cannot run over the target's keys and values."""
+    """Raises ValueError if the model cannot run over the target's keys and values."""
     own, theirs = (one.route.shapes for one in (model, target))
     if model.vocab_size == target.vocab_size and own == theirs:
         return

@@ -224,7 +224,7 @@ class SuffixDrafter(PromptLookupDrafter):
         torch.sort(keys.T, dim=1, stable=True, out=(self._keys, self._ends))
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
-        """Refuses a memory on another device, or of another tokenizer where its ids show that."""
+        """Raises ValueError for a memory on another device, or with ids beyond the vocabulary."""
         check_placement("the memory", self.memory.device, device)
         self._check_ids("the memory", self.memory, vocab_size)
         self._vocab_size = vocab_size

@@ -133,7 +133,7 @@ class WrappedDrafter(Drafter):
         return {**super().settings(), "inner": self.inner.settings()}
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
-        """Refuses what the inner drafter refuses, and declarations without what that one reads."""
+        """Raises the inner drafter's errors, or an error if a declaration lacks what it reads."""
         name, own = type(self).__name__, type(self.inner).__name__
         for kind in ("feature_layers", "row_inputs"):
             declared, read = getattr(self, kind), getattr(self.inner, kind)
@@ -150,7 +150,7 @@ class WrappedDrafter(Drafter):
         self.inner.validate(vocab_size=vocab_size, device=device)
 
     def check_target(self, target: Target) -> None:
-        """Refuses what the inner drafter refuses."""
+        """Raises the error that the inner drafter raises."""
         self.inner.check_target(target)
         self._widths = target.feature_widths(self.feature_layers)
 

@@ -99,7 +99,7 @@ def partner_of(
     """The run of the cell with these values that is like a cell in all others or, where there is
     none, the only one of its conditions.
     """
-    places_of(cells, values)  # refuses what no cell has
+    places_of(cells, values)  # raises ValueError for values that no cell has
     own = cells[i] | dict(values)
     conditions = {n: v for n, v in own.items() if n in values or n not in CHOICES}
     for wanted in (own, conditions):

@@ -35,9 +35,9 @@ class CostCurve(Tabular):
         >>> curve.medians(4)[1].tolist()
         [10.0, 11.0, 12.0, 13.0, 14.0]
         >>> print(curve)
-        K  ms per step  spread  x plain step
-        0        10.00    0.00          1.00
-        4        14.00    0.00          1.40
+        K  ms per step  spread  step cost
+        0        10.00    0.00       1.00
+        4        14.00    0.00       1.40
         Medians of 2 rounds; a plain step takes 10.00 ms.
     """
 
@@ -84,7 +84,7 @@ class CostCurve(Tabular):
         notes = [f"Medians of {rounds}; a plain step takes {plain:.2f} ms."]
         if pairs := ", ".join(f"{a} and {b}" for a, b in self.unranked):
             notes.append(f"Times vary too much to rank K = {pairs}; pass more rounds.")
-        return [Table(["K", "ms per step", "spread", "x plain step"], rows, tuple(notes))]
+        return [Table(["K", "ms per step", "spread", "step cost"], rows, tuple(notes))]
 
     @property
     def unranked(self) -> list[tuple[int, int]]:

@@ -64,10 +64,9 @@ def evaluate(
     Rows with temperature are sampled with seeds of their own, `seed + i` for prompt i, so that the
     result does not depend on batches, processes or interruptions.
 
-    Sampling starts from neutral values, not from the target's `generation_config`, of which only
-    the ids that end and pad a text are used: what is not passed here truncates and penalises
-    nothing. With `neutral=False` the target's own settings are measured. What tokens were drawn
-    from is in `about["run"]["sampling"]`.
+    Options that are not passed truncate and penalise nothing: of the target's `generation_config`
+    only the ids that end and pad a text are used. With `neutral=False` the target's own settings
+    are measured. What tokens were drawn from is in `about["run"]["sampling"]`.
 
     Args:
         generator: target, drafter and sampler to be measured.
@@ -279,7 +278,7 @@ def measure(
     that a drift of the machine meets all; who begins changes from batch to batch.
 
     Args:
-        runs: of one team.
+        runs: of the same processes.
         shown: runs whose batches the progress bar counts.
         wait: until other processes have measured what they took.
         warmup: the first batch of each is generated so often before anything is measured.

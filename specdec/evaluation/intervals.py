@@ -200,7 +200,7 @@ def expanded_tail(tail: float, n: int) -> float:
 
 def paired_p_values(totals: ArrayLike) -> np.ndarray:
     """Of each two of c ratios that were measured on the same clusters: how probable a difference
-    as large as theirs is if they are equal.
+    as large as the observed one is if they are equal.
 
     A t test of the ratios' linear parts. Its degrees of freedom are those of a variance that is
     estimated from clusters of unequal weights: n - 1 where all weigh the same.

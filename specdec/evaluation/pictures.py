@@ -134,7 +134,7 @@ def inputs_of(
         Ids, mask, and tensors of the pictures, by name.
 
     Raises:
-        ValueError: the processor or its template refuses it, with its reason.
+        ValueError: the processor or its template raises an error, which the message quotes.
     """
     form = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
     messages = [_without_placeholders(each, processor.tokenizer) for each in messages]
@@ -149,7 +149,7 @@ def inputs_of(
             text = "".join(part.get("text") or _placeholder(processor) for part in parts)
             inputs = processor(text=[text], images=pictures or None, return_tensors="pt")
     except Exception as error:  # templates and processors raise errors of their own
-        raise ValueError(f"the target's processor refuses this: {one_line(error)}") from error
+        raise ValueError(f"the target's processor raises an error: {one_line(error)}") from error
     own = {name: value for name, value in inputs.items() if value is not None}
     return {name: _moved(value, dtype, device) for name, value in own.items()}
 

@@ -369,7 +369,7 @@ def _num_pictures(message: Any) -> int:
 
 def _text_of(content: Any, *, is_first: bool) -> Any:
     """The text of a message's parts: pictures, in the first message alone, and then one text.
-    Everything else stays, and is refused as no text.
+    Other content stays as it is, and the caller raises an error.
     """
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         return content

@@ -75,7 +75,7 @@ class Replay(Tabular):
         return self.estimates["acceptance_length"]
 
     def speedup(self, costs: CostCurve) -> Estimate:
-        """Predicted speed over plain decoding: acceptance length x plain step / step at this K.
+        """Predicted speed over plain decoding: acceptance length / step cost at this K.
 
         Rows and the rounds of the cost curve are resampled.
 

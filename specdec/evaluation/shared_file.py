@@ -185,7 +185,7 @@ class SharedFile(Markers, ABC, Generic[L]):
         with ExitStack() as stack:
 
             def begin() -> dict[Any, L]:
-                self.refresh()  # what is of another run is refused
+                self.refresh()  # raises an error for files of another run
                 stack.enter_context(super(SharedFile, self).joined())
                 return self.refresh()
 

@@ -107,7 +107,7 @@ class PairedTests(Tabular):
 
 
 def swap_p_value(totals: ArrayLike, *, seed: int = 0) -> float:
-    """How probable a difference of two ratios as large as theirs is, if labels are arbitrary.
+    """How probable a difference as large as that of the two ratios is, if labels are arbitrary.
 
     The p-value is the share of label swaps within prompts whose difference is at least as large:
     of all 2^n swaps, up to 16 prompts, and else of 99 999 drawn ones and the observed labels.

@@ -107,12 +107,13 @@ class Captured:
             calls, too: call it with `pool.run` as often as needed, and pass 0.
         device: where the function runs; `None` is the device of the example inputs.
         is_guarded: as said of `warmup`; with 0 the first call on a CPU runs under `no_host_sync` (a
-            capture refuses by itself what waits). Compiled code runs uncompiled under this guard.
+            capture raises an error at any operation that waits). Compiled code runs uncompiled
+            under this guard.
         check: every call is made twice, replayed and eagerly from the same values, and all numbers
             are compared, bit for bit: outputs, inputs, and the tensors that are reached from the
             function (what it closes over, the object of a method, buffers of modules, globals that
             its code names). Parameters are not copied: one that is changed in place between two
-            calls is read as it is by both, and a function that changes one itself is refused. The
+            calls is read as it is by both, and a function that changes one raises an error. The
             numbers of a function that draws from torch's generators, or adds in any order
             (atomics), differ without a fault.
 
@@ -385,7 +386,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def _no_graph_inside() -> Iterator[None]:
-    """Refuses to record the replay of another graph: what that touches belongs to somebody else."""
+    """Raises RuntimeError at the replay of another graph, whose memory belongs to its owner."""
     replay = torch.cuda.CUDAGraph.replay
 
     def replay_outside(graph: torch.cuda.CUDAGraph) -> None:

@@ -1,4 +1,4 @@
-"""`stable_storage`: refuses a step that moves the tensors that it owns, on any device.
+"""`stable_storage`: raises an error if a step moves the tensors that it owns, on any device.
 
 A captured graph reads and writes the addresses that it saw at capture. A step that binds a name to
 a new tensor (`x = x + 1` instead of `x += 1`) works eagerly, and freezes when it is replayed.

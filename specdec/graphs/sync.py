@@ -1,4 +1,4 @@
-"""`no_host_sync`: refuses what would make a GPU wait for its host, on any device.
+"""`no_host_sync`: raises an error where a GPU would wait for its host, on any device.
 
 A step that passes under this guard on a CPU can be captured in a CUDA graph: its kernels, their
 shapes and their addresses do not depend on data that the host would have to look at.
@@ -126,14 +126,14 @@ def _crosses_the_bus(packet: str, args: tuple, kwargs: dict) -> bool:
 class no_host_sync:  # noqa: N801 - a context manager, used like a function (as torch.no_grad)
     """Raises `HostSyncError` at the first operation that would synchronise a device with its host.
 
-    Refused are `item()` and everything built on it, `tolist`, `numpy`, `cpu`, `allclose`,
+    It raises at `item()` and everything built on it, `tolist`, `numpy`, `cpu`, `allclose`,
     `nonzero`, boolean masks as indices, `unique` and other operations whose result shape depends on
     data, linear algebra that reports failures (`inv`, `solve`, `cholesky`, `svd`, ...; `inv_ex` and
     its like pass), printing, saving and pickling tensors, and copies between host and device other
     than from pinned memory.
 
     Known are the operations that torch declares or documents to wait. Another one whose kernel for
-    a GPU waits passes on a CPU; on a GPU the capture refuses it.
+    a GPU waits passes on a CPU; on a GPU the capture raises an error.
 
     What passes through neither the dispatcher nor `__torch_function__` cannot be seen:
     `torch.cuda.synchronize()`, events and streams that are waited for, memory read through

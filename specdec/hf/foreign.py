@@ -54,8 +54,8 @@ TRUSTED = {
     *("transformers", "torch", "accelerate", "peft", "torchao", "bitsandbytes"),
     *("huggingface_hub", "safetensors", "numpy", "packaging", "tqdm"),
 }
-"""Packages whose code in a model treats all tokens of a call alike, or is refused by its name; and
-those whose functions transformers' files import for other work.
+"""Packages whose code in a model treats all tokens of a call alike, or is unsupported by its name;
+and those whose functions transformers' files import for other work.
 """
 KNOWN = TRUSTED | sys.stdlib_module_names
 

@@ -80,8 +80,8 @@ def is_prefix_lm(model: PreTrainedModel) -> bool:
 
 
 OFFLOADING = "_hf_hook"
-"""Accelerate's attribute of a module with hooks; without it, offloaded models are refused as models
-on the meta device.
+"""Accelerate's attribute of a module with hooks; without it, offloaded models raise the error of
+models on the meta device.
 """
 
 

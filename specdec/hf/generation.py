@@ -1,5 +1,5 @@
 """What HF's `generate` is asked for: settings that specdec applies, leaves to HF's processors or
-refuses, processors that keep no state, and what a call was given.
+does not support, processors that keep no state, and what a call was given.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ UNUSED = {
 
 
 SAMPLE, PREFILL = "_sample", "_prefill"
-"""Methods by which HF's `generate` reads prompts and chooses tokens. A model type whose prompts are
-pictures is refused by its self-test where they have other names.
+"""Methods by which HF's `generate` reads prompts and chooses tokens. The self-test of
+a model type whose prompts are pictures raises ValueError where they have other names.
 """
 
 

@@ -1,4 +1,4 @@
-"""Types of models that are refused, and why."""
+"""Types of models that are not supported, and why."""
 
 from transformers import PreTrainedModel
 
@@ -37,7 +37,7 @@ CAUSES = {
     "blt": "it cuts bytes into patches whose number depends on the text",
     "zaya": "its layers keep keys and values and a recurrent state beside them",
 }
-"""Of model types that are refused: why, as their modelling files show (transformers 5.24)."""
+"""Model types that are not supported: why, as their modelling files show (transformers 5.24)."""
 
 
 def cause_of_refusal(model: PreTrainedModel) -> str:

@@ -56,8 +56,8 @@ class SpeculativeLM:
     ):
         if options.get("mixed_precision_dtype") is not None:
             raise ValueError(
-                "mixed_precision_dtype generates under torch.autocast, which specdec refuses; load "
-                "the weights in that data type (dtype=)"
+                "mixed_precision_dtype generates under torch.autocast, which is not supported; "
+                "load the weights in that data type (dtype=)"
             )
         drafter = "none" if drafter is None else drafter  # lm-eval reads drafter=none as None
         make = find_drafter(drafter, num_draft_tokens) if isinstance(drafter, str) else None

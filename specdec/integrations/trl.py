@@ -81,8 +81,8 @@ def speculate(
         generator = SpeculativeGenerator(Target(model, fuse=fuse), drafter, sampler, **options)
     if not generator.sampler.lossless:
         raise ValueError(
-            f"{type(generator.sampler).__name__} is lossy: rollouts would not be the policy's, "
-            "whose probabilities the trainer takes for theirs; choose a lossless sampler"
+            f"{type(generator.sampler).__name__} is lossy: rollouts would not have the "
+            "policy's distribution, which the trainer assumes; choose a lossless sampler"
         )
     memory = MemoryCallback(generator.drafter)
     if memory.drafters:

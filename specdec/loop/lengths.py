@@ -44,7 +44,7 @@ FEWEST_ROUNDS, SECONDS = 3, 2.0
 """Of a cost table that is measured at the first call of a size: more rounds while time is left."""
 NEAR, WIDEST = 1.25, 16
 """Contexts up to `NEAR` times as long or as short share a cost table; those between two that are
-known, one at most `WIDEST` times as long as the other, have costs between theirs.
+known, one at most `WIDEST` times as long as the other, have costs between these two.
 """
 
 

@@ -271,7 +271,7 @@ class StepState:
         )
 
     def with_options(self, signature: Signature, logits_filter: LogitsFilter) -> StepState:
-        """The same tensors for calls of another signature, with a filter of theirs."""
+        """The same tensors for calls of another signature, with the filter of these calls."""
         return replace(self, signature=signature, logits_filter=logits_filter)
 
     @property

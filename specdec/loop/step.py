@@ -242,7 +242,7 @@ def check_verdict(sampler: Sampler, verdict: object, draft: Draft) -> Verdict:
 def _check_fit(
     part: object, record: object, kind: type, shape: tuple[int, int], device: torch.device
 ) -> None:
-    """Refuses what is no record of a kind, or one of other sizes than the step's."""
+    """Raises an error unless the record is of this kind and has the sizes of the step."""
     name = kind.__name__
     if not isinstance(record, kind):
         found = shown(record)

@@ -58,7 +58,7 @@ class Given:
                     "other prompts; leave input_ids out"
                 )
         if input_ids.is_floating_point():
-            return input_ids  # refused later, by name
+            return input_ids  # raises a TypeError later that names input_ids
         beyond = torch.tensor(
             [i for i in special_tokens(target.model) if i >= target.vocab_size],
             dtype=input_ids.dtype,

@@ -31,10 +31,10 @@ class GrammarProcessor(LogitsProcessor):
 
     The scores depend on the row's tokens alone: a row's matcher is rolled back to what it has in
     common with the tokens of a call and then advanced along them. Scores after tokens that the
-    grammar refuses, or after its end, are left as they are: nothing is sampled from them.
+    grammar rejects, or after its end, are left as they are: nothing is sampled from them.
 
     One instance serves any number of calls; each begins with matchers of its own. The grammar
-    libraries' own HF processors advance once per call and are refused.
+    libraries' own HF processors advance once per call and raise ValueError.
 
     Args:
         new_matcher: function of a row's number in the batch that returns a new `Matcher` for it.

@@ -48,8 +48,8 @@ class GenerateOptions(TypedDict, total=False):
         max_new_tokens: the most that each row may get, >= 1. As in HF, 20 where neither call nor
             configuration sets a length.
         min_new_tokens: no end-of-sequence token is sampled before so many.
-        do_sample: whether to sample, where no temperature says so; `False` is greedy, and refused
-            beside a temperature above 0.
+        do_sample: whether to sample, where no temperature says so; `False` is greedy, and raises
+            ValueError beside a temperature above 0.
         temperature: logits are divided by it; above 0 it samples, 0 is greedy.
         top_k: only so many of the most likely tokens are sampled from; 0 for all.
         top_p: only the most likely tokens whose probabilities sum to this; 1 for all.
@@ -69,10 +69,10 @@ class GenerateOptions(TypedDict, total=False):
         output_logits: keep the logits as the model returns them.
         output_logprobs: keep the log-probabilities of the new tokens.
         generation_config: HF's, for everything that is left out.
-        neutral: what is left out is at its neutral value (temperature 1, nothing truncated, no
-            penalties), not the target's own or HF's (which is 50 for `top_k`); of the target's
-            configuration only the ids that end and pad a text are used. `evaluate`, `compare` and
-            `certify` generate like this.
+        neutral: options that are left out have their values of untruncated sampling at temperature
+            1 without penalties, not the target's own or HF's (which is 50 for `top_k`); of the
+            target's configuration only the ids that end and pad a text are used. `evaluate`,
+            `compare` and `certify` generate like this.
         draft_probs: whether the sampler gets the probabilities of draft tokens.
         num_draft_tokens: of each step, at most the drafter's own, which is the default.
         row_inputs: what target and drafter read of each row, by name: tensors or sequences with a

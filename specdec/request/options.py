@@ -109,7 +109,7 @@ def checked_options(target: Target, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_functions(name: str, given: Any) -> None:
-    """Refuses what is no list of functions."""
+    """Raises TypeError unless the value is a list of functions."""
     if not isinstance(given, list | tuple):
         raise TypeError(f"{name} must be a list of functions, got {shown(given)}")
     for one in given:
@@ -185,7 +185,7 @@ def resolve(target: Target, input_ids: Tensor, given: dict[str, Any]) -> Resolve
     logits_filter = {name: given.pop(name) for name in FILTERS if given.get(name) is not None}
     of_config = getattr(given.get("generation_config"), "do_sample", None) is False
     is_greedy = not given["do_sample"] if "do_sample" in given else of_config
-    # Set below, together with `do_sample`: HF refuses it beside do_sample=False.
+    # Set below, together with `do_sample`: HF raises an error beside do_sample=False.
     several = given.pop("num_return_sequences", 0)  # 0 where it is left out
     config, given = _merged(model.generation_config, given)
     check_config(config)
@@ -385,7 +385,7 @@ def with_config(model: PreTrainedModel, config: GenerationConfig) -> PreTrainedM
     """The same model, as HF resolves options with another configuration; the model is left as it
     is.
     """
-    other = object.__new__(type(model))  # a class of FSDP2's refuses `copy`
+    other = object.__new__(type(model))  # a class of FSDP2's raises in `copy`
     vars(other).update(vars(model))
     other.generation_config = config
     return other

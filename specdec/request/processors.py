@@ -83,7 +83,7 @@ def started(
     processors: LogitsProcessorList,
     alone: Callable[[Tensor], LogitsProcessorList] | None,
 ) -> tuple[tuple[slice, LogitsProcessorList], ...]:
-    """See `Request.processors`; refuses those that may keep state."""
+    """See `Request.processors`; raises ValueError for processors that may keep state."""
     refuse_stateful(processors)
 
     def begun(processor: LogitsProcessor, ids: Tensor, first_row: int) -> LogitsProcessor:

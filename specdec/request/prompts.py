@@ -23,7 +23,7 @@ def read_batch(
     A mask marks one unbroken run of real tokens per row, padded left or right. Without a mask,
     padding ids before a row's first other token are padding and all others are tokens, as in
     batches that are padded for HF's `generate`. A batch without a mask in which a row ends in the
-    padding id is refused: it may be right padding, or a token.
+    padding id raises ValueError: it may be right padding, or a token.
 
     Returns:
         The batch as it was passed, on the device, the rows' real tokens from column 0 on, on the

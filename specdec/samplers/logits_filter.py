@@ -120,7 +120,7 @@ class LogitsFilter:
         return filtered_probs(logits, self.params(logits))
 
     def _check_logits(self, logits: Tensor) -> None:
-        """Refuses what are no logits of the filter's rows."""
+        """Raises an error unless these are logits of the filter's rows."""
         if not isinstance(logits, Tensor) or not logits.is_floating_point():
             raise TypeError(f"logits must be a tensor of floats, got {shown(logits)}")
         # The definition reads one row's values for all rows; a kernel has no such rule.

@@ -223,7 +223,7 @@ class Drawing:
         wants_probs: the sampler can use the probabilities of the tokens.
         wants_raw: a trace asks for `Draft.raw_probs`.
         is_shared: other drafters draft for the same rows, so new tokens of a context may be
-            accepted tokens of theirs.
+            accepted tokens of another drafter.
         edit: changes a drafter's logits before they are drawn, in this step; set by a drafter that
             wraps another one (`with_edit`). `Proposal.edit` does so in every step.
     """

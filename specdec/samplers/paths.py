@@ -30,8 +30,8 @@ class PathSampler(Sampler):
     takes_trees = True
 
     def check_drafter(self, drafter: Any) -> None:
-        """Refuses a tree of another shape as well: its tokens could be verified in greedy calls
-        only, where they are point masses.
+        """Raises ValueError for a tree of another shape as well: its tokens could be verified in
+        greedy calls only, where they are point masses.
         """
         tree, proposal = getattr(drafter, "tree", None), getattr(drafter, "proposal", None)
         samples = getattr(proposal, "kind", None) == "sample"

@@ -3,7 +3,7 @@
 HF looks a function up by name (`transformers.AttentionInterface`), and builds no mask for a name
 that has no mask function; the window of the current forward arrives as the keyword `slot_window`.
 
-Which layer has which sliding window is learned once, when a model is wrapped (trial/probe.py).
+Which layer has which sliding window is learned once, when a model is wrapped (`trial/probe.py`).
 
 Legend: B rows, N tokens of a window, n queries (the last of the N), W slots attended over.
 """

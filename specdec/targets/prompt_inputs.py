@@ -116,8 +116,8 @@ class PromptInputs:
 
     @property
     def trial_size(self) -> int:
-        """A size of chunks for a trial: two of them, or the first that would cut what sees itself
-        both ways.
+        """A size of chunks for a self-test: two of them, or the first that would cut what sees
+        itself both ways.
         """
         if self.is_causal:
             return max(1, self.num_read // 2)

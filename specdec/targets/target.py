@@ -219,7 +219,7 @@ class SlotModel:
         and longer texts tried before longer ones come.
 
         Args:
-            advice: what to do about a change that is refused.
+            advice: what to do about a change that is not supported.
             num_tokens: of the longest text to come.
         """
         name, views = type(self.model).__name__, vars(self).get("_views")
@@ -355,8 +355,8 @@ class Target(SlotModel):
         edits: functions that each change a private view of the model: interventions, such as
             steering of new tokens alone. They are what the target is: text is that of the edited
             model, and features and a `SelfDrafter` see them. The model itself stays as it is. A
-            trial holds windows of several sizes against one window over the whole text, so that an
-            edit which depends on how a text is cut is refused. See `specdec.targets.window_of`.
+            self-test compares windows of several sizes with one window over the whole text: an edit
+            that depends on how a text is cut raises ValueError. See `specdec.targets.window_of`.
 
     Raises:
         TypeError: `model` is not an HF model, or `edits` is no tuple of functions.

@@ -60,8 +60,8 @@ def wrap_forward(module: nn.Module, around: Callable) -> None:
 
 def own_copy(function: FunctionType, changed: dict | None = None) -> FunctionType:
     """A function with code of its own, and names of its module changed for it alone. Dynamo counts
-    compilations per code object and refuses a ninth; a window of one token, or one row, is compiled
-    for itself, so one model's code needs up to four. Models do not use up each other's.
+    compilations per code object and makes no ninth one; a window of one token, or one row, is
+    compiled for itself, so one model's code needs up to four. Models do not use up each other's.
     """
     names = function.__globals__ if changed is None else function.__globals__ | changed
     copy = FunctionType(
@@ -161,7 +161,7 @@ class _Viewer:
         self._views[id(value)] = value
         held = self.view(vars(value))
         if not _is_same(held, vars(value)):
-            other = self._views[id(value)] = object.__new__(type(value))  # some refuse a copy
+            other = self._views[id(value)] = object.__new__(type(value))  # `copy` may raise
             vars(other).update(held)
         return self._views[id(value)]
 

@@ -1,5 +1,5 @@
-"""Which models are decoded: wrappers that are taken off, what is refused, once or by call, and what
-is compared to notice that a model was changed.
+"""Which models are decoded: wrappers that are taken off, models that raise ValueError, once or by
+call, and what is compared to notice that a model was changed.
 """
 
 from __future__ import annotations

@@ -7,16 +7,21 @@ F width of the target's features, H width of the head.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdec.drafters.mask_token.correction import CorrectionConfig, MarkovConfig
 from specdec.drafters.mask_token.drafter import MaskTokenDrafter
+from specdec.drafters.mask_token.head import Alignment
 from specdec.training.divergences import Loss, soft_ce
+from specdec.training.kind import Kind
 from specdec.training.losses import losses_of
-from specdec.training.mask_token import RolloutObjective
+from specdec.training.mask_token import OPTIONS, RolloutObjective, new_head
 from specdec.training.step_weights import StepWeights
 from specdec.training.teacher import SoftLabels
 
@@ -155,3 +160,32 @@ class BlockAttention:
         """`[B, Hq, A R, D]`."""
         options = {"attn_mask": self.sees, "enable_gqa": query.shape[1] != key.shape[1]}
         return F.scaled_dot_product_attention(query, key, value, **options)
+
+
+def _new(
+    target: PreTrainedModel,
+    k: int,
+    *,
+    alignment: Alignment,
+    correction: CorrectionConfig | None = None,
+    depths: int = 8,
+    layers: int = 2,
+    mlp_width: int | None = None,
+    target_ids: Tensor | None = None,
+    seed: int = 0,
+    **losses: Any,
+):
+    # At `same-position` the first row of a block is the root, which predicts nothing.
+    block = alignment, depths + (alignment == "same-position")
+    sizes = {"mlp_width": mlp_width, "target_ids": target_ids, "seed": seed}
+    head = new_head(target, num_layers=layers, block=block, correction=correction, **sizes)
+    drafter = MaskTokenDrafter(head, target, min(k, depths))
+    return drafter, BlockRollouts(drafter, target, **losses)
+
+
+_DFLASH = partial(_new, alignment="same-position")
+_DSPARK = partial(_new, alignment="next-token", correction=MarkovConfig(256))  # the public rank
+KINDS = {
+    "dflash": Kind(_DFLASH, "mask-token", {"method": "dflash"}, OPTIONS, weights="depth_weight"),
+    "dspark": Kind(_DSPARK, "mask-token", {"method": "dspark"}, OPTIONS, weights="depth_weight"),
+}

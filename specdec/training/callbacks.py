@@ -112,7 +112,7 @@ class SentinelCallback(TrainerCallback):
 
     Args:
         generator: that writes the rollouts, over the trained model. Rollouts of calls that pass
-            logits processors are refused: a result holds their names alone.
+            logits processors raise ValueError: a result holds their names alone.
         texts: of each rollout that are read, the first ones; `None` for all.
         options: of `specdec.certificates.Sentinel` (`false_alarm`, `with_drafts`, ...).
 

@@ -8,7 +8,7 @@ Legend: B rows, T tokens, R positions of a row that are trained, F width of all 
 unrolled steps, H width of the head, V vocabulary, Vd ids of the head, D width of an attention head.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from specdec.kernels import AttentionOptions
 from specdec.kernels.types import CAUSAL
 from specdec.training.divergences import Loss, soft_ce
 from specdec.training.heads import layer_like, untrained, usual_hidden_states
+from specdec.training.kind import Kind
 from specdec.training.losses import HeadObjective, UnrolledObjective, losses_of
 
 HeadKind = Literal["eagle1", "eagle3"]
@@ -238,3 +239,32 @@ class UnrolledAttention:
         for m, v in enumerate(values[1:]):
             out = out + weights[..., count + m : count + m + 1] * v
         return out
+
+
+def _eagle1(target: PreTrainedModel, k: int, *, mlp_width=None, seed: int = 0, **losses: Any):
+    drafter = EagleDrafter(new_head(target, "eagle1", mlp_width=mlp_width, seed=seed), target, k)
+    return drafter, FeatureAndToken(drafter, target, **losses)
+
+
+def _eagle3(
+    target: PreTrainedModel,
+    k: int,
+    *,
+    unrolled_steps: int = 5,
+    mlp_width: int | None = None,
+    target_ids: Tensor | None = None,
+    window: int | None = None,
+    seed: int = 0,
+    **losses: Any,
+):
+    sizes = {"mlp_width": mlp_width, "target_ids": target_ids, "window": window, "seed": seed}
+    drafter = EagleDrafter(new_head(target, "eagle3", **sizes), target, k)
+    return drafter, TrainingTimeTest(drafter, target, unrolled_steps, **losses)
+
+
+EAGLE3 = "draft_vocab_size", "unrolled_steps", "window", "mlp_width", "loss", "step_weights"
+KINDS = {
+    "eagle1": Kind(_eagle1, "eagle", {"method": "eagle"}, ("mlp_width", "loss")),
+    "eagle3": Kind(_eagle3, "eagle", {"method": "eagle3"}, EAGLE3),
+}
+"""EAGLE-1 heads use the target's vocabulary head, and so propose all of its ids."""

@@ -67,7 +67,7 @@ class FollowTarget(TrainerCallback):
         own = [weight for weight in self.drafter.parameters() if weight.requires_grad]
         self._check(own)
         with in_evaluation(self._target, self.drafter):
-            objective(self.drafter, self._target)  # which refuses what it cannot train
+            objective(self.drafter, self._target)  # raises for a drafter that it cannot train
         self.optimizer = optimizer or torch.optim.AdamW(own, lr=5e-4, weight_decay=0.0)
         self._weights = [w for group in self.optimizer.param_groups for w in group["params"]]
         self.rollouts = self.updates = 0

@@ -80,7 +80,7 @@ class Distillation(nn.Module):
 
 
 def check_row_length(ids: Tensor, count: int, what: str) -> None:
-    """Refuses ids `[B, T + 1]` of fewer tokens T than steps or depths that are trained."""
+    """Raises ValueError for ids `[B, T + 1]` of fewer tokens T than steps or depths to train."""
     if not isinstance(ids, Tensor):
         raise TypeError(
             "this objective learns rows of ids [B, T + 1], of PackedStream; answered prompts are "

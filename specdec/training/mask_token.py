@@ -32,6 +32,7 @@ from specdec.drafters.mask_token.drafter import MaskTokenDrafter
 from specdec.drafters.mask_token.head import Alignment, MaskTokenConfig, MaskTokenHead
 from specdec.training.divergences import Loss, soft_ce
 from specdec.training.heads import drawn_from, layer_like, untrained, usual_hidden_states
+from specdec.training.kind import Kind
 from specdec.training.losses import CHUNK_ELEMENTS, HeadObjective, in_chunks, losses_of
 from specdec.training.step_weights import StepWeights, weights_of
 from specdec.training.teacher import SoftLabels
@@ -403,3 +404,25 @@ class RolloutAttention:
         options = {"attn_mask": self.sees, "enable_gqa": query.shape[1] != key.shape[1]}
         rolled = F.scaled_dot_product_attention(query[:, :, count:], key, value, **options)
         return torch.cat([text, rolled], dim=2)
+
+
+def _new(
+    target: PreTrainedModel,
+    k: int,
+    *,
+    depths: int = 8,
+    layers: int = 2,
+    mlp_width: int | None = None,
+    target_ids: Tensor | None = None,
+    seed: int = 0,
+    **losses: Any,
+):
+    sizes = {"mlp_width": mlp_width, "target_ids": target_ids, "seed": seed}
+    drafter = MaskTokenDrafter(new_head(target, num_layers=layers, **sizes), target, k)
+    return drafter, MaskRollouts(drafter, target, depths, **losses)
+
+
+OPTIONS = "draft_vocab_size", "depths", "mlp_width", "layers", "loss", "step_weights"
+"""Of heads that draft all tokens in one pass."""
+SERVED = {"method": "eagle3", "parallel_drafting": True}
+KINDS = {"mask-token": Kind(_new, "mask-token", SERVED, OPTIONS, weights="depth_weight")}

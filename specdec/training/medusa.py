@@ -6,6 +6,7 @@ Legend: B rows, T tokens, J heads, V vocabulary.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from specdec.arguments import check_integer
 from specdec.drafters.medusa import MedusaConfig, MedusaDrafter, MedusaHead
 from specdec.training.divergences import Loss, soft_ce
 from specdec.training.heads import drawn_from
+from specdec.training.kind import Kind
 from specdec.training.losses import UnrolledObjective
 from specdec.training.step_weights import StepWeights
 
@@ -84,3 +86,14 @@ class EveryHead(UnrolledObjective):
         """What each vocabulary matrix reads, at every position that has a label of all heads."""
         hidden = partial(self.drafter.head.hidden, features[:, : ids.shape[1] - self.num_steps])
         return [hidden(index) for index in range(self.num_steps)]
+
+
+def _new(
+    target: PreTrainedModel, k: int, *, depths: int | None = None, seed: int = 0, **losses: Any
+):
+    head = new_head(target, depths or k, seed=seed)
+    drafter = MedusaDrafter(head, target, min(k, head.config.num_heads))
+    return drafter, EveryHead(drafter, target, **losses)
+
+
+KINDS = {"medusa": Kind(_new, "medusa", {"method": "medusa"}, ("depths", "loss", "step_weights"))}

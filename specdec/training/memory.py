@@ -132,7 +132,7 @@ def step_memory(
 
 
 def move_parameters(module: nn.Module, device: torch.device) -> None:
-    """Moves parameters and buffers of fake tensors, which `Module.to` refuses to exchange.
+    """Moves parameters and buffers of fake tensors, for which `Module.to` raises an error.
 
     Args:
         module: whose parameters others may share.

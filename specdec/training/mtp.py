@@ -23,6 +23,7 @@ from specdec.drafters.mtp.drafter import MTPDrafter
 from specdec.drafters.mtp.head import MTPConfig, MTPHead, Semantics
 from specdec.training.divergences import Loss, soft_ce
 from specdec.training.heads import layer_like, untrained
+from specdec.training.kind import Kind
 from specdec.training.losses import UnrolledObjective
 from specdec.training.step_weights import StepWeights
 
@@ -147,3 +148,14 @@ class MultiTokenPrediction(UnrolledObjective):
             if drafter.config.semantics == "chain":
                 hidden = head.feedback(depth, out)
         return steps
+
+
+def _new(target: PreTrainedModel, k: int, *, depths: int | None = None, **rest: Any):
+    sizes = {name: rest.pop(name) for name in ("layout", "mlp_width", "seed") if name in rest}
+    head = new_head(target, depths, **sizes)
+    drafter = MTPDrafter(head, target, max(k, head.config.num_layers))
+    return drafter, MultiTokenPrediction(drafter, target, **rest)
+
+
+MTP = "depths", "mlp_width", "layout", "loss", "step_weights"
+KINDS = {"mtp": Kind(_new, "mtp", {"method": "mtp"}, MTP, weights="depth_weight")}

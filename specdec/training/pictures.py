@@ -307,7 +307,7 @@ class AnswerTimeTest(TrainingTimeTest):
 
 
 def _answered(examples: Sequence[Answered]) -> Sequence[Answered]:
-    """Examples; refuses anything else."""
+    """The examples; any other value raises TypeError."""
     if isinstance(examples, Tensor) or not all(isinstance(e, Answered) for e in examples):
         raise TypeError(
             "AnswerTimeTest trains on answered prompts, of AnsweredStream; rows of ids are for "

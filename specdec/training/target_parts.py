@@ -67,7 +67,7 @@ def keep_tables_whole(model: PreTrainedModel) -> None:
 
 
 def _num_processes() -> int:
-    """That were started together; refuses one alone."""
+    """How many were started together; raises ValueError for a single process."""
     count = int(os.environ.get("WORLD_SIZE", 1))
     if count == 1:
         raise ValueError("a target is spread over several processes; start them with torchrun")

@@ -195,7 +195,7 @@ class ObjectiveTrainer(Trainer):
         self.model.load_state_dict(kept["model"])
 
     def _check_layout(self, folder: Path) -> None:
-        """Refuses a checkpoint in parts without FSDP, and a whole one under it."""
+        """Raises ValueError for a checkpoint in parts without FSDP, and a whole one under FSDP."""
         is_in_parts = any(folder.glob(f"{FSDP_MODEL_NAME}*"))
         if self.is_fsdp_enabled and not is_in_parts:
             raise ValueError(

@@ -18,7 +18,6 @@ from specdec.checkpoints import survey_checkpoint
 from specdec.checkpoints.eagle import EAGLE
 
 
-@pytest.mark.smoke
 def test_it_goes_from_an_untrained_head_to_a_trained_one_through_files(tmp_path, capsys):
     with on_a_cpu():
         toy_mask_token.main(tmp_path)
@@ -35,6 +34,7 @@ def test_it_needs_nothing_of_another_family(tmp_path):
     subprocess.run([sys.executable, toy_mask_token.__file__, tmp_path], env=environment, check=True)
 
 
+@pytest.mark.smoke
 def test_the_family_that_recognises_a_checkpoint_reads_it(tmp_path):
     toy_mask_token.save(toy_mask_token.new_head(build("llama")), tmp_path / "toy")
     eagle3 = safeailab_eagle3().write(tmp_path / "eagle")

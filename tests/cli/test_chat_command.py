@@ -94,7 +94,7 @@ def test_a_template_gets_the_turns_by_their_roles(talk, tmp_path):
     assert RUNNING not in shown.out
     tokenizer.chat_template = "{{ raise_exception('no system') }}"
     tokenizer.save_pretrained(tmp_path)
-    assert "the chat template refuses this: no system" in talk("a", target=str(tmp_path))[1].err
+    assert "the chat template raises an error: no system" in talk("a", target=str(tmp_path))[1].err
 
 
 def test_a_template_gets_special_tokens_of_an_answer_and_not_its_end(talk, tmp_path):

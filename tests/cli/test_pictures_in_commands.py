@@ -114,7 +114,7 @@ def test_a_processors_own_refusal_is_one_line(folders, pictures, run, tmp_path):
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no pictures today') }}")
     given = ["--prompt", "a", "--image", pictures[0]]
     code, _, (error,) = run("generate", "--target", tmp_path, *given)
-    assert (code, "processor refuses this: no pictures today" in error) == (2, True)
+    assert (code, "processor raises an error: no pictures today" in error) == (2, True)
 
 
 @pytest.mark.parametrize("name", NAMES)

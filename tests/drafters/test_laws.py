@@ -283,7 +283,7 @@ def with_and_without_graphs(target, drafter):
     return [SpeculativeGenerator(target, drafter), SpeculativeGenerator(target, drafter, **chunked)]
 
 
-LONG = ["model, qwen3_5", "model, mamba", "self, all top", "joined, mtp"]
+LONG = ["model, qwen3_5", "model, mamba", "joined, mtp"]
 
 
 @pytest.fixture(

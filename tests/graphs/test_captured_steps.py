@@ -104,6 +104,7 @@ def test_all_rows_stay_in_a_captured_batch():
     assert generator.step(generation).num_new[1] == 0
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("drafter", ["none", "model"])
 def test_the_draft_length_may_change_from_step_to_step(drafter):
     """Greedy text does not depend on it."""
@@ -129,7 +130,6 @@ def captures_of(generator) -> dict[str, int]:
 ROOMY = build("llama", max_position_embeddings=512)
 
 
-@pytest.mark.smoke
 def test_calls_of_any_length_run_in_one_storage_with_one_graph_for_each_set_of_options(monkeypatch):
     """The oracle of each call is a generator that captures nothing and keeps nothing."""
     made = []

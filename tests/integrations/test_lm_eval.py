@@ -98,7 +98,7 @@ def test_processes_on_cpus_share_the_requests():
     [
         ({"drafter": "eagel"}, "eagel"),
         ({"drafter": None, "num_draft_tokens": 4}, "belongs to a drafter; there is none"),
-        ({"mixed_precision_dtype": "bfloat16"}, "under torch.autocast, which specdec refuses"),
+        ({"mixed_precision_dtype": "bfloat16"}, "under torch.autocast, which is not supported"),
     ],
 )
 def test_what_cannot_be_right_is_refused_before_a_model_is_loaded(options, message):

@@ -528,7 +528,7 @@ def fails(view, out):
 
 
 def test_an_edit_that_fails_in_a_window_is_refused_with_its_error():
-    with pytest.raises(ValueError, match=r"\(edit\) fail in a window of their trial \(KeyError"):
+    with pytest.raises(ValueError, match=r"fail in a window of their self-test \(KeyError"):
         Target(build("llama"), edits=(around(fails),))
     with pytest.raises(AttributeError, match="no_such_layer"):  # its own errors come as they are
         Target(build("llama"), edits=(lambda view: view.no_such_layer,))

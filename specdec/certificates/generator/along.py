@@ -66,7 +66,7 @@ class TextTest:
         log_peak: of the largest one so far.
         false_alarm: alpha, the chance that a sound generator ever exceeds 1 / alpha.
         leanings: by direction.
-        positions: of the leaning that is furthest off, by the position in the step at which a token
+        positions: of the direction with the largest z, by the position in the step at which a token
             was emitted, `"bonus"` for bonus tokens; empty where steps are not known.
         draft_distance: mean total variation between draft and target, 0 without drafts.
         loop_distance: mean total variation between what the loop drew from and the target's own
@@ -276,7 +276,8 @@ class Sentinel:
 
         Raises:
             TypeError, ValueError: the texts are greedy, or not as many as the prompts; ids that the
-                target does not have; steps or scores of other texts; what `generate` would refuse.
+                target does not have; steps or scores of other texts; options for which `generate`
+                would raise.
             CertificateError: sound texts come so far with a chance below `false_alarm`.
         """
         if len(prompts) != len(texts):

@@ -132,8 +132,8 @@ def certify_generator(
     """Audits greedy text, noise and rows, and bets along sampled texts against the claim that they
     have the target's distribution (`docs/certificates.md` says how, and what a pass means).
 
-    Texts are drawn with neutral options but for `settings`: the target's `generation_config` (its
-    top-p, min-p, penalties) has no part in it, but for the ids that end a greedy text.
+    Texts are drawn by untruncated sampling at temperature 1, changed by `settings` alone. Of the
+    target's `generation_config` only the ids that end a greedy text are used.
 
     Args:
         generator: of any drafter and sampler.

@@ -1,12 +1,12 @@
 """Whether greedy text is that of Hugging Face's own model, and text of coupled noise the one that
 its logits draw.
 
-The witness is HF's own forward of each finished text alone, without a cache and without anything of
-ours. So every token is judged after the very tokens before it: the expected one is the largest
-logit, or the winner of the race. A token that is another one is a tie where it wins once every
-logit is moved, by as much as rounding moves it, in its favour: both tokens are then within rounding
-of the top. How much that is, two forwards of HF's say, over the whole text and in pieces through
-HF's own cache (`Witness.rounding`).
+The reference is HF's own forward of each finished text alone, without a cache and without any code
+of specdec. So every token is judged after the very tokens before it: the expected one is the
+largest logit, or the winner of the race. A token that is another one is a tie where it wins once
+every logit is moved, by as much as rounding moves it, in its favour: both tokens are then within
+rounding of the top. How much that is, two forwards of HF's say, over the whole text and in pieces
+through HF's own cache (`Witness.rounding`).
 """
 
 from __future__ import annotations

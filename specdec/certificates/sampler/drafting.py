@@ -5,9 +5,9 @@ the class has its drafts drawn. That way must be honest: each token has the prob
 reported with it, whatever the tokens before it were, and no number by which the rule decides has a
 part in it. A draft without probabilities is a point mass to the rule, whatever it was drawn from.
 
-Where a token is a step function of its own number of `Stream.PROPOSE`, its law is found exactly, by
-bisection. Else tokens are drawn, and each pair of them is compared with the product of what is
-reported.
+Where a token is a step function of its own number of `Stream.PROPOSE`, its distribution is found
+exactly, by bisection. Else tokens are drawn, and each pair of them is compared with the product of
+what is reported.
 
 Legend: W tables of draft probabilities, R rows, n = 4 tokens, V vocabulary.
 """

@@ -1,9 +1,10 @@
-"""The law of one round of a sampler, tested by drawing: for rules whose decisions are no thresholds
-of their uniforms, so that `enumeration` does not apply.
+"""The distribution of one round of a sampler, tested by drawing: for rules whose decisions are no
+thresholds of their uniforms, so that `enumeration` does not apply.
 
-Drafts are drawn from the problems' draft laws, uniforms from a seeded generator. What a round emits
-is completed to K + 1 tokens with draws from the target's own law, as in `enumeration`, and the
-counts of the completed texts are compared with the target's law by a chi-square test per problem.
+Drafts are drawn from the problems' draft distributions, uniforms from a seeded generator. The
+tokens that a round emits are completed to K + 1 tokens with draws from the target's distribution,
+as in `enumeration`. A chi-square test per problem compares the counts of the completed texts with
+the target's distribution.
 
 A rule that is wrong at single values of a uniform only, or by less than the total variation that
 the tests detect, passes.
@@ -90,7 +91,7 @@ def draw_tests(
     device: torch.device | str = "cpu",
     draws: ExtraDraws,
 ) -> Iterator[tuple[float, int, tuple[int, float, float]]]:
-    """Draws N texts in every problem and compares their counts with the target's law.
+    """Draws N texts in every problem and compares their counts with the target's distribution.
 
     Yields:
         For each problem the p-value and the degrees of freedom, and of the text whose share is

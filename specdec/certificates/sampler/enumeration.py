@@ -1,4 +1,4 @@
-"""The exact law of one round of a sampler, found by bisection of a black box.
+"""The exact distribution of one round of a sampler, found by bisection of a black box.
 
 A sampler's only randomness are uniforms: one to accept each draft token, one to draw the extra
 token. For every drafted path (a batch row each) the points where its decisions flip are bisected.
@@ -14,9 +14,10 @@ Nothing of a rule is assumed but that its decisions are such step functions, and
 `mispredictions` compares what the flips predict with what the sampler does at random uniforms. Of a
 rule with other decisions nothing is learnt here; `draws` tests it.
 
-The law of what one round emits is completed to K + 1 tokens with the target's own law. If the
-result is the target's law for every context, then by induction so is that of any number of rounds,
-cut anywhere by a rule that looks at emitted tokens only (one-round completion).
+The distribution of the tokens that one round emits is completed to K + 1 tokens with the target's
+own distribution. If the result is the target's distribution for every context, then by induction so
+is that of any number of rounds, cut anywhere by a rule that looks at emitted tokens only (one-round
+completion).
 
 Legend: M patterns of positive probability, and see `paths`.
 """
@@ -62,8 +63,8 @@ def bisect(is_below: Callable[[Tensor], Tensor], *shape: int, bits: int = 52) ->
 
 
 def inversion_law(draw: Callable[[Tensor], Tensor], count: int, vocab: int, bits: int) -> Tensor:
-    """`[count, V]`: the laws of tokens that a uniform draws each; `draw` makes tokens of `[count *
-    (V - 1)]` uniforms.
+    """`[count, V]`: the distributions of tokens that a uniform draws each; `draw` makes tokens of
+    `[count * (V - 1)]` uniforms.
     """
     tokens = torch.arange(vocab - 1, device="cpu")
     shape = count, vocab - 1
@@ -72,8 +73,8 @@ def inversion_law(draw: Callable[[Tensor], Tensor], count: int, vocab: int, bits
 
 
 def race_law(draw: Callable[[Tensor], Tensor], count: int, vocab: int, bits: int) -> Tensor:
-    """`[count, V]`: the laws of tokens that win races; `draw` makes tokens of `[count * P, V]`
-    exponentials, P = V (V - 1) / 2.
+    """`[count, V]`: the distributions of tokens that win races; `draw` makes tokens of
+    `[count * P, V]` exponentials, P = V (V - 1) / 2.
 
     For every pair of tokens a, b, when all others come late, the ratio `t_ab = E_a / E_b` up to
     which a beats b is bisected. Because the least of exponentials wins in proportion to its rate,
@@ -119,8 +120,8 @@ class ExtraDraws:
         )
 
     def laws(self, decide: Decide, paths: Paths, row: Tensor, accept: Tensor) -> Tensor:
-        """`[M, V]`: the laws of the extra tokens that a sampler draws on rows `[M]` of paths, after
-        accepting uniforms `[M, K]`.
+        """`[M, V]`: the distributions of the extra tokens that a sampler draws on rows `[M]` of
+        paths, after accepting uniforms `[M, K]`.
         """
         vocab, law = paths.problems.vocab_size, race_law if self.races else inversion_law
         copies = vocab * (vocab - 1) // 2 if self.races else vocab - 1  # pairs, or points between
@@ -144,7 +145,7 @@ class Flips:
     is_below: Tensor  # [M, K] bool, the pattern
     num_accepted: Tensor  # [M]
     path: Tensor  # [M, D + 1] rows of the window that were accepted, see `Verdict.path`
-    extra: Tensor  # [M, V] law of the extra token
+    extra: Tensor  # [M, V] distribution of the extra token
     draws: ExtraDraws
 
     @property
@@ -168,7 +169,7 @@ class Flips:
         return replace(self, accept=accept, extra=torch.where(is_drawn, self.extra, 0.0))
 
     def completed_law(self) -> Tensor:
-        """`[W, V**(K + 1)]`: the law of what is emitted, completed with that of the target."""
+        """`[W, V**(K + 1)]`: the distribution of emitted tokens, completed with the target's."""
         paths, target, vocab = self.paths, self.paths.problems.target, self.extra.shape[-1]
         weight = self.weight[:, None]
         whole = torch.zeros(
@@ -245,7 +246,7 @@ def mispredictions(
 ) -> Tensor:
     """`[N]` rows of paths on which the sampler does not do what its flips predict, at `copies`
     random settings of the uniforms per path: the same as at the ends of its pattern's intervals,
-    and the extra token of the law that was found.
+    and the extra token of the distribution that was found.
     """
     paths, (count, width) = flips.paths, flips.accept.shape
     rows = torch.arange(count, device="cpu").repeat_interleave(copies)
@@ -266,8 +267,8 @@ def mispredictions(
 
 
 def _predicted(law: Tensor, noise: Tensor, emitted: Tensor) -> Tensor:
-    """`[N, 1]` tokens that noise draws from laws `[N, V]`. Of a race, the one that was emitted if
-    only rounding can tell it from the first.
+    """`[N, 1]` tokens that noise draws from distributions `[N, V]`. Of a race, the one that was
+    emitted if only rounding can tell it from the first.
     """
     if noise.dim() == 1:
         return (law.cumsum(dim=1)[:, :-1] <= noise[:, None]).sum(dim=1, keepdim=True)
@@ -277,12 +278,12 @@ def _predicted(law: Tensor, noise: Tensor, emitted: Tensor) -> Tensor:
 
 
 def continued(law: Tensor, levels: list[Tensor]) -> Tensor:
-    """The law of longer sequences: `[W, V**n]` extended by one token per level."""
+    """The distribution of longer sequences: `[W, V**n]` extended by one token per level."""
     for level in levels:
         law = (law[..., None] * level).flatten(1)
     return law
 
 
 def joint_law(levels: list[Tensor]) -> Tensor:
-    """`[W, V**n]`: the joint law of n tokens, from n levels."""
+    """`[W, V**n]`: the joint distribution of n tokens, from n levels."""
     return continued(torch.ones(len(levels[0]), 1, dtype=torch.float64, device="cpu"), levels)

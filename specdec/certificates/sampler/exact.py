@@ -79,12 +79,12 @@ def certify_sampler(
     false_alarm: float = 1e-6,
     progress: Callable[[list], Iterable] = BAR,
 ) -> SamplerReport:
-    """Finds the exact law of a sampler on toy problems and compares it with the target's.
+    """Finds the exact distribution of a sampler on toy problems and compares it with the target's.
 
     Enumeration takes decisions to be thresholds: a draft token is accepted where its uniform is
     small, and the extra token is chosen by another uniform. What a sampler does at random noise
     shows whether they are. If not, enumeration is *inconclusive*, and the sampler is tested by
-    draws instead: many texts in each problem, against the target's law.
+    draws instead: many texts in each problem, against the target's distribution.
 
     A rule that passes is enumerated in larger vocabularies, and with logits of other types, too.
     No call may change a rule, nor a row's place in a batch a verdict.
@@ -228,8 +228,8 @@ def _shapes(*given: Any) -> list[tuple[tuple, ...]]:
 
 
 def _check_sizes(sizes: Sizes, trees: Sequence[tuple[int, ...]], paths: Sequence) -> None:
-    """Refuses what cannot be enumerated: each text of K + 1 tokens has a probability, and each
-    pattern of accepting uniforms a row.
+    """Raises ValueError for sizes that cannot be enumerated: each text of K + 1 tokens has a
+    probability, and each pattern of accepting uniforms a row.
     """
     if not sizes:
         raise ValueError("sizes must be (vocabulary, draft tokens, problems) of a batch or more")
@@ -401,8 +401,8 @@ def _report_of_draws(
 
 
 def _losses(law: Tensor, problems: Problems) -> Tensor:
-    """`[W, K + 1]`: for each token of a completed text the total variation between its law and the
-    target's given the tokens before it, in the mean over these.
+    """`[W, K + 1]`: for each token of a completed text the total variation between its distribution
+    and the target's given the tokens before it, in the mean over these.
     """
     losses, before = [], torch.ones(len(problems), 1, dtype=torch.float64, device="cpu")
     for level in problems.target:
@@ -417,7 +417,7 @@ def _generator() -> torch.Generator:
 
 
 def _worst(report: SamplerReport, law: Tensor, target: Tensor) -> tuple[int, int] | None:
-    """Where laws `[N, cells]` are furthest from the target's, if by more than is tolerated."""
+    """Where distributions `[N, cells]` are furthest from the target's, beyond the tolerance."""
     off = (law - target).abs().nan_to_num(nan=torch.inf)
     report.deviation = max(report.deviation, off.max().item())
     report.total_variation = max(report.total_variation, off.sum(dim=1).max().item() / 2)

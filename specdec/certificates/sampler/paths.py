@@ -26,14 +26,14 @@ class Paths:
     Args:
         problems: what to draft from.
         device: where samplers run.
-        with_impossible: also drafts that the draft law gives no probability.
+        with_impossible: also drafts that have probability 0 under the draft distribution.
 
     Attributes:
         problem: `[R]`.
         prefix: `[R, N]` number, in base V, of the prefix that ends at each row of the window: the
             root, whose prefix is empty, and each token.
         tokens: `[R, K]`, padded behind the last drafted one.
-        weight: `[R]` probability of the draft under the draft law.
+        weight: `[R]` probability of the draft under the draft distribution.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Paths:
 
 
 def _left(law: Tensor, chosen: Tensor) -> Tensor:
-    """What chosen tokens `[R, n]` leave of laws `[R, V]`: see `Problems.has_replacement`."""
+    """What tokens `[R, n]` leave of distributions `[R, V]`: see `Problems.has_replacement`."""
     if not chosen.shape[1]:
         return law
     is_chosen = torch.zeros_like(law, dtype=torch.bool).scatter(1, chosen, True)

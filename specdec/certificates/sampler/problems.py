@@ -1,9 +1,9 @@
-"""Toy problems of decoding, so small that their laws are known exactly, to try samplers on.
+"""Toy problems of decoding, so small that their distributions are known exactly.
 
 Legend: W problems (independent contexts, together in one batch), V vocabulary, K draft tokens
-(nodes of a tree), D depth (K for a chain). A table of level i is `[W, V**i, V]`: one law, or row of
-logits, behind each prefix of i tokens (prefixes are numbered in base V). So every law depends on
-the context.
+(nodes of a tree), D depth (K for a chain). A table of level i is `[W, V**i, V]`: one distribution,
+or row of logits, behind each prefix of i tokens (prefixes are numbered in base V). So every
+distribution depends on the context.
 """
 
 from collections.abc import Iterator, Sequence
@@ -62,18 +62,18 @@ NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 @dataclass
 class Problems:
-    """What a sampler sees, and the law that it has to reproduce."""
+    """What a sampler sees, and the distribution that it has to reproduce."""
 
     logits: list[Tensor]  # of the target, levels 0..D
-    draft: list[Tensor]  # laws, levels 0..D - 1
-    target: list[Tensor] | None = None  # laws after the filter, 0..D; the softmax of the logits
+    draft: list[Tensor]  # distributions, levels 0..D - 1
+    target: list[Tensor] | None = None  # after the filter, 0..D; the softmax of the logits
     num_valid: list[int] | None = None  # tokens that each problem drafts, K by default
-    is_point_mass: bool = False  # the sampler is not told the draft laws
+    is_point_mass: bool = False  # the sampler gets no draft probabilities
     parents: Sequence[int] | None = None  # of a tree, see `Draft.parents`
     has_replacement: bool = False
     """Siblings are drawn independently. Else each is drawn from what the tokens of its
-    earlier siblings leave of the draft law, renormalised, and where that is nothing it is the
-    lowest id that is left, a point mass."""
+    earlier siblings leave of the draft distribution, renormalised, and where that is nothing it is
+    the lowest id that is left, a point mass."""
     logits_filter: dict[str, list] = field(
         default_factory=dict
     )  # arguments of `LogitsFilter`, a value per problem
@@ -136,8 +136,8 @@ class Problems:
 
     def shifted(self, dtype: torch.dtype) -> "Problems":
         """The problems with logits of a type, a constant of `SHIFTS` added to most rows, and the
-        law of what these are after rounding; draft laws are float64 beside float64 logits, else
-        float32.
+        target distribution of the rounded logits; draft probabilities are float64 beside float64
+        logits, else float32.
         """
         logits, target = [], []
         for level in self.logits:
@@ -166,8 +166,8 @@ class Problems:
         return tuple(code // self.vocab_size**i % self.vocab_size for i in range(length))[::-1]
 
     def table(self, problem: int, text: tuple[int, ...], accept: Tensor | None) -> tuple[str, ...]:
-        """Lines with the laws `[V]` of one problem along a text, and with the chances `[V]` to
-        accept its first draft token.
+        """Lines with the distributions `[V]` of one problem along a text, and with the chances
+        `[V]` to accept its first draft token.
         """
         rows, code = {"token": range(self.vocab_size)}, 0
         drafted = self.num_valid[problem] if self.num_valid else len(self.draft)
@@ -193,7 +193,7 @@ def standard_problems(
 ) -> Iterator[Problems]:
     """The problems that `certify` tries, always the same: the batches of `BATCHES` for each size,
     and for each tree over the vocabulary and with the problems of the last size. Tables are small
-    integers, so zeros, ties, one-hot laws, and equal and disjoint supports are common.
+    integers, so zeros, ties, point masses, and equal and disjoint supports are common.
 
     Args:
         sizes: (V, K, W) of each batch.
@@ -201,7 +201,7 @@ def standard_problems(
             and, in every second tree, with it.
         paths: (P, D) of independent paths, over the vocabulary and with the problems of the last
             size, too.
-        dtype: of logits and draft laws.
+        dtype: of logits and draft probabilities.
     """
     vocab, _, count = sizes[-1]
     shapes = [(*size, None) for size in sizes]
@@ -254,7 +254,8 @@ def random_problems(
 
     `"soft"` drafts carry the probabilities of each token; `"point-mass"` drafts are deterministic,
     `"short point-mass"` ones may have fewer than K tokens, as those of n-gram drafters; `"mixed"`
-    has one-hot and soft laws, and may be short. Arguments of `LogitsFilter` are used by turns.
+    has point masses and soft drafts, and may be short. Arguments of `LogitsFilter` are used by
+    turns.
     """
     weights = [random_weights((count, vocab**i, vocab), generator) for i in range(width + 1)]
     draft = [random_draft_weights(level, generator) for level in weights[:width]]

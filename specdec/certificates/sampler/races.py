@@ -1,5 +1,5 @@
-"""The exact law of samplers that draw by a race: the least `E_v / weight_v` wins, where `E_v` are
-independent Exp(1) variables that drafter and target share (`StepNoise.race`).
+"""The exact distribution of samplers that draw by a race: the least `E_v / weight_v` wins, where
+`E_v` are independent Exp(1) variables that drafter and target share (`StepNoise.race`).
 
 The exponentials are scripted. At every row of the window that a drafted path reaches (the root,
 and each node), the distribution P of the winner is found (`race_law`), while the tokens on the path
@@ -7,13 +7,14 @@ win the races before. That the winner is `argmin_v E_v / P(v)` at all, whatever 
 checked at random exponentials.
 
 So each emitted token is a function of the noise at its own position, the same for every draft; its
-law is P, and tokens at different positions are independent given their contexts.
+distribution is P, and tokens at different positions are independent given their contexts.
 
 A rule may race several lists at each position (`StepNoise.arrivals(path=k)`): the least of all
 `E^k_v / P(v)` over the lists k in use wins, which are other ones after other drafts. Then the lists
-in use are found as well, row by row. That the winner has law P needs that they are independent of
-the races that they run: they may depend on draft tokens of earlier positions only (`late_lists`),
-and those on races of their own positions and earlier ones only (`drafting.looks_ahead`).
+in use are found as well, row by row. That the winner has distribution P needs that they are
+independent of the races that they run: they may depend on draft tokens of earlier positions only
+(`late_lists`), and those on races of their own positions and earlier ones only
+(`drafting.looks_ahead`).
 
 Legend: N rows of the window, D depth, P lists, and see `paths`.
 """
@@ -42,7 +43,7 @@ class Races:
     lists: Tensor  # [R, N, P] bool, in use there
 
     def target(self) -> Tensor:
-        """`[R, N, V]`: the law that each token should have."""
+        """`[R, N, V]`: the distribution that each token should have."""
         return self.paths.of_rows(self.paths.problems.target)
 
 

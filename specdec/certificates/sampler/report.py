@@ -14,7 +14,7 @@ from specdec.certificates.sampler.problems import Problems
 
 KINDS = {
     "law": (
-        "a text does not have its probability under the target",
+        "the rule emits a text with another probability than the target",
         "a draft token accepted more often than target / draft; a recovered token that is not "
         "drawn from max(0, target - draft), normalised; a bonus token from another row of the "
         "target; one uniform for two decisions",
@@ -91,7 +91,7 @@ class DrawnEvidence:
     """Why a sampler was tested by draws, and what these could see.
 
     Args:
-        reason: why its law could not be enumerated.
+        reason: why its distribution could not be enumerated.
         num_draws: texts per problem.
         p_value: the smallest.
         threshold: what no p-value must fall below.
@@ -116,20 +116,20 @@ class SamplerReport:
         tolerance: for `deviation`.
         deviation: largest difference between the probability of a text of K + 1 tokens and the
             target's (for a race: of a token given its context).
-        total_variation: largest between the laws of such texts and the target's.
+        total_variation: largest between the distributions of such texts and the target's.
         num_problems: contexts tried.
         num_paths: drafted paths tried.
         failures: empty for a lossless sampler.
         accepted: of each batch of problems, until a failure, the mean number of accepted `[W]`,
             and the most that any lossless rule accepts of these drafts, `[W]`.
         losses: of each batch of problems `[W, K + 1]`, the total variation between each emitted
-            token's law and the target's, given the tokens before it.
+            token's distribution and the target's, given the tokens before it.
         is_declared_lossy: the rule's class says that it is not lossless.
         draft_law: what was found of the way in which the rule has its drafts drawn.
         further: what was found in large vocabularies, with logits of other types, with no and
             with many draft tokens, and of tokens of small probability.
-        drawn: `None` if the law was enumerated; else the verdict is that of tests by draws, and
-            `deviation` and `total_variation` are NaN.
+        drawn: `None` if the distribution was enumerated; else the verdict is that of tests by
+            draws, and `deviation` and `total_variation` are NaN.
     """
 
     name: str
@@ -153,7 +153,7 @@ class SamplerReport:
 
     @property
     def is_exact(self) -> bool:
-        """The verdict is about the law itself, not about draws from it."""
+        """The verdict is about the distribution itself, not about draws from it."""
         return self.drawn is None
 
     @property
@@ -175,7 +175,7 @@ class SamplerReport:
                 self.total_variation = max(self.total_variation, one.total_variation)
         if self.passed:
             count, what = sum(one.num_problems for one in found), ", ".join(dict.fromkeys(tried))
-            self.further = f"the law holds with {what}, too (exact, {count} problems)"
+            self.further = f"the same with {what} (exact, {count} problems)"
 
     def _acceptance(self) -> str:
         """How much it accepts, beside the most that any lossless rule does."""
@@ -213,8 +213,9 @@ class SamplerReport:
         if not shares or not self.is_exact:
             return "lossy, as declared"
         return (
-            "lossy, as declared: total variation from the target, given the tokens before, by "
-            f"position in the step, mean of the problems (largest): {', '.join(shares)}"
+            "lossy, as declared. How lossy: total variation between the rule's token and the "
+            "target's, given the tokens before, mean over the problems (largest), at token "
+            f"{', '.join(shares)}"
         )
 
     def __repr__(self) -> str:
@@ -223,7 +224,7 @@ class SamplerReport:
     def __str__(self) -> str:
         drawn, lines = self.drawn, []
         if drawn is None:
-            tried = f"exact law over {self.num_problems} problems, {self.num_paths} drafted paths"
+            tried = f"exact, over {self.num_problems} problems, {self.num_paths} drafted paths"
             lines.append(
                 f"deviation {self.deviation:.1e} (tolerance {self.tolerance:.0e}), "
                 f"total variation {self.total_variation:.1e}"

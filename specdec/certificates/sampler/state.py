@@ -1,9 +1,10 @@
 """Whether a rule is a function of its draft, its logits and its numbers, or changes with each call.
 
-An exact law says nothing of the five thousandth call of a rule that counts its calls. So everything
-that can be reached from a rule is taken down before and after a call that repeats the one before
-it: attributes, tensors, closures, what is set in its class, and what its functions read from their
-own module. What is made once and kept, a mask for instance, does not change then; a count does.
+An exact distribution says nothing of the five thousandth call of a rule that counts its calls. So
+everything that can be reached from a rule is taken down before and after a call that repeats the
+one before it: attributes, tensors, closures, what is set in its class, and what its functions read
+from their own module. What is made once and kept, a mask for instance, does not change then; a
+count does.
 
 Nothing is seen of what a library keeps, of the clock, of files, nor of generators of random
 numbers: a rule with numbers of its own is tested by draws.

@@ -1,12 +1,12 @@
 """Toy problems as users meet them: in a large vocabulary, and with logits of the types of models.
 
-An exact law needs few texts, and so few tokens; it does not need a small vocabulary. The ids of a
+Enumeration needs few texts, and so few tokens; it does not need a small vocabulary. The ids of a
 toy problem stand here among tens of thousands of others that neither target nor draft can emit, and
-the law is found by the same bisections. A smaller vocabulary, of which every id is possible, is
-tried beside it.
+the distribution is found by the same bisections. A smaller vocabulary, of which every id is
+possible, is tried beside it.
 
-Of logits in half precision the target's law is known as exactly as of others: it is that of the
-rounded numbers.
+The target's distribution is as exact for logits in half precision as for float64 logits: it follows
+from the rounded numbers.
 
 Legend: V vocabulary of a toy problem, and see `paths`.
 """
@@ -123,7 +123,7 @@ class Further:
         what: for reports.
         decide: the sampler, or the sampler `Among` ids.
         problems: that it is tried on.
-        tolerance: of their law.
+        tolerance: of their probabilities.
     """
 
     what: str
@@ -149,7 +149,7 @@ def wider_problems(
         sampler: what to try.
         vocab, width: V and the most draft tokens of the toy problems in a large vocabulary.
         dtype: of the toy problems.
-        tolerance: of their law.
+        tolerance: of their probabilities.
         parents: `TREE` or `PATHS`, for rules that take such.
         is_race: every pair of tokens is looked at.
         is_slow: the rule decides row by row, and gets fewer problems.

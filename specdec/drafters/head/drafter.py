@@ -103,7 +103,7 @@ class HeadDrafter(TreeDrafter):
         self._check_draft_length()
 
     def _check_head(self, head: nn.Module) -> None:
-        """Refuses what is no head, a head of another design, and one without weights."""
+        """Raises an error unless the module is a head of this design with weights."""
         name, own = type(self).__name__, type(head).__name__
         if isinstance(head, HeadDrafter):
             raise TypeError(f"expected a head first, got the drafter {own}; pass its .head")
@@ -184,7 +184,9 @@ class HeadDrafter(TreeDrafter):
         return files.checkpoints("export").save_head(self.head, folder, layout, **options)
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
-        """Refuses another vocabulary or device, and more tokens than a block or the ids allow."""
+        """Raises ValueError for another vocabulary or device, or too many tokens for a block or
+        for the ids.
+        """
         self._check_draft_length()
         if self.tree is not None:  # a selector leaves its candidates alone
             correction = getattr(self.config, "correction", None)

@@ -43,7 +43,7 @@ class PlainRun:
     by one rounding to its own.
 
     Args:
-        model, route, tokens: of the trial.
+        model, route, tokens: of the self-test.
         trace: of a view of the model.
         read: runs that view over the tokens, and returns logits; `None` for a forward of HF's.
         name: of what it does.
@@ -84,7 +84,7 @@ class PlainRun:
         return (x * (1 + self._unit * noise.to(x.device))).to(x.dtype)
 
     def _moved(self, given: Callable[[str, Tensor], Tensor], most: float) -> dict[str, Tensor]:
-        """How far states move where layers are given this; at most so many roundings of theirs."""
+        """How far states move where layers are given this; at most so many roundings of each."""
         moved, found = self.trace.run(self._read, given), {}
         for name, state in self.states.items():
             size = distance(state, torch.zeros_like(state))

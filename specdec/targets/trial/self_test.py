@@ -7,7 +7,7 @@ and compared layer by layer and token by token: what goes into each decoder laye
 attention returns, and what it returns. In the windowed run each layer is given what it was given in
 the plain run. A difference is then of that layer, and rounding does not accumulate over layers
 until it hides a wrong mask in one of them. HF's own steps over the same texts are compared first
-(witness.py).
+(`witness.py`).
 
 A difference may be as large as rounding makes it (rounding.py). No other implementation of the
 model is compared with, since that one need not be the same function.

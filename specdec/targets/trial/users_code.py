@@ -94,7 +94,7 @@ def _try_windows(
     row_inputs: Mapping[str, Tensor],
     num_rows: int,
 ) -> None:
-    """Those that the memory for a trial holds, of two rows where it holds no more."""
+    """Tries the windows that fit into the self-test's memory, of two rows if no more fit."""
     longest = max((sum(each.sizes) + 1 for each in windows), default=0)
     num_rows = max(2, num_rows)
     if fitting(model, longest, num_rows) < longest:
@@ -127,7 +127,7 @@ def _refuse(
                 if not edits:
                     raise depends_on_cuts(model, f"{type(error).__name__}: {error}") from error
                 raise ValueError(
-                    f"edits of {what} ({names}) fail in a window of their trial "
+                    f"edits of {what} ({names}) fail in a window of their self-test "
                     f"({type(error).__name__}: {error}); a window has any number of tokens and "
                     "rows, and row_inputs of a call's own may be missing"
                 ) from error

@@ -28,10 +28,10 @@ from specdec.targets.trial.witness import trial_texts
 from specdec.targets.views import open_view, open_views
 
 LONGEST_WINDOW = 64
-"""Sliding windows and chunks of up to so many tokens are exceeded by the texts of the trial."""
+"""Texts of the self-test exceed sliding windows and chunks of up to so many tokens."""
 
 WIDTH = 4096
-"""Slots that the trial attends over, unless the model has fewer positions or a longer window."""
+"""Slots that the self-test attends over, unless the model has fewer positions or longer windows."""
 
 NUM_EDITED = 64
 """Tokens of a text that edits are tried over; halves of it are windows."""
@@ -140,8 +140,8 @@ class Trial:
 
 
 def _length(model: PreTrainedModel, route: Route, sizes: list[int], *, has_edits: bool) -> int:
-    """Tokens of the texts of a trial, of a model with windows of these sizes: more than its layers
-    leave out, so far as it has positions for so many.
+    """Tokens of the texts of a self-test, of a model with windows of these sizes: more than its
+    layers leave out, so far as it has positions for so many.
     """
     length = max([6, *(size + 4 for size in sizes if size <= LONGEST_WINDOW)])
     length = max([length, *asked(model, "least_tokens", route)])

@@ -1,4 +1,4 @@
-"""What HF's own code makes of a text, without any of specdec's: the witness of the self-test.
+"""What HF's own code makes of a text, without any of specdec's: the reference of the self-test.
 
 A model that can be decoded in windows gives a text the same logits however it is cut into calls.
 HF's forward over a whole text is therefore held against HF's own steps over it, with HF's own
@@ -58,7 +58,7 @@ def read_in_steps(
     model: PreTrainedModel, tokens: Tensor, *, in_pieces: bool = True
 ) -> Tensor | None:
     """Logits `[B, N, V]` of calls over pieces of a text, of several sizes and of one token each,
-    with the cache that HF makes; `None` where HF's own steps raise an error: no witness.
+    with the cache that HF makes; `None` where HF's own steps raise an error.
 
     Args:
         model: as HF runs it.
