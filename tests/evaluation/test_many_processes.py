@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
@@ -19,6 +20,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from architectures import build
+from tqdm import tqdm
 
 from specdec import SpeculativeGenerator, zoo
 from specdec.evaluation import Study, shared_file, sweep, write_answers
@@ -40,6 +42,7 @@ MANY |= {"temperatures": [0.0, 0.5, 1.0], "max_new_tokens": 3}
 def forked(act, *args) -> int:
     """A process that does something, and ends with status 1 where it raises."""
     if (child := os.fork()) == 0:
+        tqdm.set_lock(threading.RLock())  # forked processes share one, and one is killed with it
         code = 1
         try:
             act(*args)
