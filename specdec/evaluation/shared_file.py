@@ -273,8 +273,10 @@ class SharedFile(Markers, ABC, Generic[L]):
         def settled() -> bool:
             self.refresh()
             if not set(keys) <= self._read(self.path)[1].keys():
-                is_done = set(keys) <= self.lines.keys()
-                if not is_done or self.take(["whole"], abandoned=True) is None:
+                if not set(keys) <= self.lines.keys():
+                    return False
+                self.touch()  # an empty part is gone after `joined`
+                if self.take(["whole"], abandoned=True) is None:
                     return False
                 self._write([self.lines[key] for key in keys], self._header())
             gone = self.folder.with_name(f".specdec-{secrets.token_hex(6)}.part")
