@@ -40,24 +40,36 @@ class Team:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes the files and shows the progress."""
+        """Whether this process shows the progress."""
         return self.index == 0
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process writes what it has computed."""
+        return self.is_first or not self.does_all
 
     def part(self, work: Sequence[T]) -> list[T]:
         """This process's part of some work."""
         return list(work) if self.does_all else list(work)[self.index :: self.count]
 
-    def gather(self, found: list[T]) -> list[T]:
-        """What all processes found, in every process; all must call it."""
+    def gather(self, found: list[T], error: Exception | None = None) -> list[T]:
+        """What all processes found, in every process; all must call it. Where one passes an error,
+        which it raises itself, the others end with exit status 2.
+        """
         if self.does_all or self.count == 1:
             return found
         from accelerate.utils import gather_object
 
-        return gather_object(found)
+        everyone = gather_object([(found, error is not None)])
+        if error is None and any(has_failed for _, has_failed in everyone):
+            raise SystemExit(2)
+        return [each for own, _ in everyone for each in own]
 
     def from_first(self, work: Callable[[], T]) -> T:
-        """What `work` returns in the first process, in every process; so is what it raises."""
-        if self.count == 1:
+        """What `work` returns. Of processes that do all together the first one does it, and all
+        have its result, or its error.
+        """
+        if not self.does_all:
             return work()
         result, error = None, None
         if self.is_first:
@@ -71,16 +83,18 @@ class Team:
         return result
 
 
-def team(model: nn.Module | None = None) -> Team:
+def team(model: nn.Module | None = None, *, share: bool = True) -> Team:
     """All processes that were started together.
 
     Args:
         model: the target. Where it is spread over the processes, each of them does all of the work.
+        share: else each process is alone, but where the target is spread.
 
     Raises:
         ValueError: the target is spread over some of the processes only.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1 and not is_distributed():
+    is_alone = int(os.environ.get("WORLD_SIZE", 1)) == 1 and not is_distributed()
+    if is_alone or not (share or (model is not None and is_spread(model))):
         return Team()
     from accelerate import PartialState
 
@@ -106,8 +120,11 @@ def local_device(name: str) -> str:
         >>> local_device("cpu")
         'cpu'
     """
-    rank = os.environ.get("LOCAL_RANK")
-    return f"cuda:{rank}" if name == "cuda" and rank is not None else name
+    rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID"))
+    if name != "cuda" or rank is None:
+        return name
+    count = torch.cuda.device_count() or int(rank) + 1  # srun may show each task its own alone
+    return f"cuda:{int(rank) % count}"
 
 
 def broadcast(values: list[Any]) -> list[Any]:

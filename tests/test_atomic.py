@@ -171,23 +171,26 @@ def run_of(path: Path, count: int) -> Evaluation:
 def test_a_line_that_does_not_fit_on_the_disk_leaves_no_part_of_it(tmp_path):
     """In the process that goes on, and in one that comes later."""
     run_of(tmp_path / "run.jsonl", 3)
-    path, file = tmp_path / "run.jsonl", RunFile(tmp_path / "run.jsonl")
-    about, batches = file.read()
-    whole = path.read_bytes()
-    *kept, _ = whole.splitlines(keepends=True)
-    path.write_bytes(b"".join(kept))
+    path = tmp_path / "run.jsonl"
+    whole, (about, batches) = path.read_bytes(), RunFile(path).read()
+    path.unlink()
+    file = RunFile(path, about)
+    file.append(*batches[:2])
+    kept = file.part.read_bytes()
+    assert whole.startswith(kept)
     with full_disk(len(whole) - 9), pytest.raises(OSError, match="too large"):
-        file.append(batches[-1], about)
-    assert path.read_bytes() == b"".join(kept)
-    file.append(batches[-1], about)
-    assert path.read_bytes() == whole
-    path.write_bytes(b"".join(kept))
-    act = lambda: file.append(batches[-1], about)  # noqa: E731
+        file.append(batches[-1])
+    assert file.part.read_bytes() == kept
+    file.append(batches[-1])
+    assert file.part.read_bytes() == whole
+    file.part.write_bytes(kept)
+    act = lambda: file.append(batches[-1])  # noqa: E731
     assert killed_by_full_disk(act, len(whole) - 9) == signal.SIGXFSZ
-    assert path.read_bytes() == whole[:-9]
-    assert len(file.read()[1]) == 2
+    assert file.part.read_bytes() == whole[:-9]
+    assert len(RunFile(path).read()[1]) == 2
     assert len(run_of(path, 3).rows) == 3
     assert Evaluation.load(path).is_whole
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_checkpoint_whose_state_is_cut_off_is_none(tmp_path):
@@ -286,8 +289,8 @@ def writes_of(file: Path) -> list[int]:
 def test_nothing_of_ours_writes_a_file_in_place(tmp_path):
     files = [*(ROOT / "specdec").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]
     found = {str(file.relative_to(ROOT)): lines for file in files if (lines := writes_of(file))}
-    held = found.pop("specdec/evaluation/run_file.py")  # opened to be locked, nothing is written
-    assert len(held) == 1
+    markers = found.pop("specdec/evaluation/shared_file.py")  # files that must not be there before
+    assert len(markers) == 1
     assert set(found) == {"specdec/atomic.py"}
     guilty = tmp_path / "guilty.py"
     guilty.write_text("path.write_text('a')\nopen('a', 'w')\npath.open(mode='ab')\nopen('a')\n")

@@ -24,6 +24,7 @@ OWN_FOLDER = (
 TEST_SUITE = "is the suite, which cannot run itself: a step of .ci/run"
 BY_THE_HUB = "needs the hub"
 BENCHMARK = "takes long or needs a GPU: tests/examples/test_benchmarks.py runs it over small shapes"
+PROCESSES = "needs many GPUs or SLURM: tests/evaluation/test_many_processes.py imitates it"
 NOT_RUN = {
     "python3 -m venv": OWN_FOLDER,
     ".venv-": OWN_FOLDER,
@@ -43,6 +44,11 @@ NOT_RUN = {
     "python -m specdec.integrations.lm_eval": BY_THE_HUB,
     "torchrun --nproc-per-node 2 -m specdec.integrations.lm_eval": BY_THE_HUB,
     "torchrun --nproc-per-node 2 -m specdec train": "tests/parallel/test_spread_training.py does",
+    "torchrun --nproc-per-node 8 -m specdec ablate": PROCESSES,
+    "specdec ablate study  # the folder": PROCESSES,
+    "#!/bin/bash": PROCESSES,
+    "#SBATCH": PROCESSES,
+    "srun ": PROCESSES,
     "accelerate launch -m specdec train": "tests/training/test_training_cli.py does on CPUs",
     "PYTHONPATH=. ": BENCHMARK,
 }

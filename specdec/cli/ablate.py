@@ -51,7 +51,7 @@ def ablate(
     """Run a study (drafters, drafts, samplers, temperatures, ...) and show its table.
 
     The file names arguments of specdec.evaluation.sweep, and options of generate beside them. An
-    interrupted study goes on where it stopped; processes of accelerate launch share the prompts.
+    interrupted study goes on where it stopped; any number of processes with one folder share it.
     Differences (--minus) are paired over prompts, and tested by swaps of labels within prompts.
     Paths in the file are seen from the working folder.
     """

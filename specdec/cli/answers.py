@@ -30,8 +30,8 @@ def answers(
 
     A line of JSON per answer: all of its text, chat template included, for training, the answer
     alone, why it ended. The text is the target's whatever drafts it. A run that was interrupted
-    goes on when it is started again, after its last line; processes of accelerate launch share the
-    prompts. At the end: how long the answers are, how many were cut off, how much they repeat
+    goes on when it is started again; any number of processes with one --output share the prompts.
+    At the end: how long the answers are, how many were cut off, how much they repeat
     themselves.
     """
     from specdec.evaluation import own_prompts, read_prompts, write_answers

@@ -38,8 +38,8 @@ def evaluate(
     per second with bootstrap intervals, by category. Prompts are JSONL, JSON or Parquet of
     SPEED-Bench, Spec-Bench, MT-bench, HumanEval, GSM8K, MATH-500, Alpaca and others as published,
     or lines with 'text'; 'images' beside these are paths of pictures, seen from the file. With
-    --output a run that was interrupted goes on where it stopped. Processes of
-    accelerate launch share the prompts.
+    --output a run that was interrupted goes on where it stopped, and all processes with one
+    --output share the prompts, as do those of accelerate launch.
     """
     options = sampling.given(parts)
     from specdec import evaluate
@@ -47,11 +47,10 @@ def evaluate(
     from specdec.evaluation.intervals import counted
     from specdec.evaluation.prompts import processor_for
     from specdec.evaluation.run_file import RunFile
-    from specdec.processes import team
 
     # A file that cannot be written at the end raises an error before models are loaded.
-    if output is not None and team().is_first:
-        with RunFile(output).held():
+    if output is not None:
+        with RunFile(output).joined():
             pass
     if format == "latex":
         need("pandas", "--format latex")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -19,11 +17,10 @@ from specdec.atomic import write_text
 from specdec.evaluation.evaluate import Row, progress_bar, rows_of, run_batch
 from specdec.evaluation.plan import Plan, settings_of_run
 from specdec.evaluation.prompts import Prompt, as_prompts, encode, reply_of
-from specdec.evaluation.run_file import EvaluatedRow, RunFile
+from specdec.evaluation.run_file import EvaluatedRow
+from specdec.evaluation.shared_file import SharedFile
 from specdec.generator import SpeculativeGenerator
-from specdec.jsonl import append_lines, naming_line, read_lines
 from specdec.request import GenerateOptions
-from specdec.settings import differences
 
 NGRAM = 4
 """Tokens of what counts as repeated."""
@@ -114,12 +111,12 @@ def write_answers(
     progress: bool = False,
     **options: Unpack[GenerateOptions],
 ) -> Answers:
-    """Writes the target's answers, a line of JSON each, batch by batch; goes on with a file that an
-    interrupted run has left.
+    """Writes the target's answers, a line of JSON each; goes on after an interrupted run.
 
     Prompts of like length are generated together. Each text has a seed of its own and depends on no
-    other, so that the file has the same lines, in another order, however many processes write it
-    and however often they are interrupted. Beside the file lies a hidden one with the settings.
+    other, so that the file has the same lines however many processes write it, and however often
+    they are interrupted. Beside the file lies a hidden one with the settings and, until all answers
+    are there, a hidden folder with those that are.
 
     Args:
         generator: the target, and any drafter.
@@ -161,66 +158,75 @@ def write_answers(
     for prompt in chosen:
         if not isinstance(prompt.turns[0], str):
             raise ValueError(f"prompt {prompt.id!r} must be a text, to be read again; got ids")
+    if Path(output).suffix != ".jsonl":
+        raise ValueError(f"answers go into a .jsonl file, which training reads, got {output}")
     settings = settings_of_run(generator, chosen, tokenizer=tokenizer, **vars(plan))
     settings["threads"] = settings["plan"]["batch_size"] = None  # no text depends on them
-    team = processes.team(generator.target.model) if share else processes.Team()
+    team = processes.team(generator.target.model, share=share)
     rows = {(row.prompt.id, row.sample): row for row in rows_of(chosen, plan)}
-    with ExitStack() as stack:
-        found = team.from_first(lambda: _begun(Path(output), settings, stack))
-        if found and progress and team.is_first:
-            print(f"{len(found)} of {len(rows)} answers are in {output}", file=sys.stderr)
-        batches = _batches([r for key, r in rows.items() if key not in found], plan, tokenizer)
-        with progress_bar(team, len(batches), is_wanted=progress) as bar:
-            together = 1 if team.does_all else team.count
-            for start in range(0, len(batches), together):
-                new = []
-                for batch in team.part(batches[start : start + together]):
-                    done = run_batch(generator, start, batch, plan, tokenizer, None).rows
-                    new += _answers(batch, done, plan, tokenizer)
-                new = team.gather(new)
-                if team.is_first:
-                    append_lines(Path(output), *map(vars, new))
-                found |= {answer.key: answer for answer in new}
-                bar.update(min(together, len(batches) - start))
-    return Answers(Path(output), list(found.values()))
+    places = {key: place for place, key in enumerate(rows)}
+    batches = {  # by names that are the same in all processes with this batch size
+        f"{places[batch[0].prompt.id, batch[0].sample]}-{len(batch)}": batch
+        for batch in _batches(list(rows.values()), plan, tokenizer)
+    }
+    file = _AnswerFile(output, {"run": settings}, team)
+
+    def wanted() -> list[str]:
+        return [name for name, batch in batches.items() if _left(batch, file.lines)]
+
+    bar = progress_bar(team, len(batches), is_wanted=progress)
+    with file.joined(), bar:
+        if file.lines and not bar.disable:
+            print(f"{len(file.lines)} of {len(rows)} answers are in {output}", file=sys.stderr)
+        for name in file.pieces(wanted, lambda: file.settle(rows)):
+            bar.update(len(batches) - len(wanted()) - bar.n)
+            batch = _left(batches[name], file.lines)
+            done = run_batch(generator, 0, batch, plan, tokenizer, None).rows
+            file.append(*_answers(batch, done, plan, tokenizer))
+        bar.update(len(batches) - bar.n)
+    return Answers(file.path, [file.lines[key] for key in rows])
 
 
-def _begun(path: Path, settings: dict[str, Any], stack: ExitStack) -> dict[tuple[str, int], Answer]:
-    """The answers of the same run so far; the file is this process's until `stack` closes. A last
-    line that an interruption cut off is removed.
-    """
-    if path.suffix != ".jsonl":
-        raise ValueError(f"answers go into a .jsonl file, which training reads, got {path}")
-    beside = path.with_name(f".{path.name}.settings")  # hidden: a folder of texts does not read it
-    if path.exists() and path.stat().st_size and not beside.exists():
-        raise ValueError(f"{path} was not begun by this function; choose another file")
-    settings = json.loads(json.dumps(settings))
-    stack.enter_context(RunFile(path).held())
-    if not path.stat().st_size:
-        write_text(beside, json.dumps(settings))
-        return {}
-    try:
-        known = json.loads(beside.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ValueError(
-            f"{beside}, the settings of the answers in {path}, is cut off or damaged; choose "
-            "another file, or delete both to begin anew"
-        ) from None
-    if differing := differences(known, settings):
-        raise ValueError(
-            f"{path} holds answers of another run; they differ in {', '.join(differing)}; choose "
-            "another file"
-        )
-    found: dict[tuple[str, int], Answer] = {}
-    for number, line in read_lines(path, only_whole=True):
-        with naming_line(path, number):
-            answer = Answer(**line)
-            if found.setdefault(answer.key, answer) is not answer:
-                raise ValueError(f"prompt {answer.prompt!r}, sample {answer.sample} comes twice")
-    whole = path.read_bytes().rfind(b"\n") + 1
-    if whole < path.stat().st_size:
-        os.truncate(path, whole)
-    return found
+class _AnswerFile(SharedFile[Answer]):
+    """Answers alone, which training reads; what is known of the run is in a hidden file beside."""
+
+    FORMAT = "specdec.answers/1"
+
+    @property
+    def _beside(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.settings")
+
+    def _about(self, file: Path, lines: Iterator[tuple[int, Any]]) -> dict[str, Any] | None:
+        if file != self.path:
+            return super()._about(file, lines)
+        if not self._beside.exists():
+            raise ValueError(f"{file} was not begun by this function; choose another file")
+        try:
+            return {"run": json.loads(self._beside.read_text(encoding="utf-8"))}
+        except ValueError:
+            raise ValueError(
+                f"{self._beside}, the settings of the answers in {file}, is cut off or damaged; "
+                "choose another file, or delete both to begin anew"
+            ) from None
+
+    def _write(self, lines: Iterable[Answer], *header: dict[str, Any]) -> None:
+        write_text(self._beside, json.dumps((self.about or {})["run"]))
+        super()._write(lines)
+
+    def _parsed(self, content: dict[str, Any]) -> tuple[tuple[str, int], Answer]:
+        answer = Answer(**content)
+        return answer.key, answer
+
+    def _saved(self, line: Answer) -> dict[str, Any]:
+        return vars(line)
+
+    def _called(self, key: Any) -> str:
+        return f"prompt {key[0]!r}, sample {key[1]}"
+
+
+def _left(batch: list[Row], done: Mapping[tuple[str, int], Answer]) -> list[Row]:
+    """Rows without an answer."""
+    return [row for row in batch if (row.prompt.id, row.sample) not in done]
 
 
 def _batches(rows: list[Row], plan: Plan, tokenizer: PreTrainedTokenizerBase) -> list[list[Row]]:

@@ -12,6 +12,7 @@ from typing import Any
 from specdec.arguments import check_choice, shown
 from specdec.atomic import write_text
 from specdec.evaluation.evaluation import Evaluation
+from specdec.evaluation.shared_file import alone
 from specdec.show.text import draft_size
 
 Cell = dict[str, Any]
@@ -186,18 +187,25 @@ class StudyFolder:
             ValueError: the folder's study was timed otherwise.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        known: list[tuple[Cell, str]] = []
-        if (self.path / _CONTENTS).exists():
-            old_cells, old_files, was_timed = self.read()
-            known = list(zip(old_cells, old_files, strict=True))
-            if known and was_timed is not timed:
-                raise ValueError(
-                    f"{self.path} holds a study with timed={was_timed}, whose times do not "
-                    "compare; choose another folder"
-                )
-        every = [*known, *(p for p in zip(cells, files, strict=True) if p not in known)]
-        content = {"timed": timed, "cells": [{"cell": c, "file": f} for c, f in every]}
-        write_text(self.path / _CONTENTS, json.dumps(content, indent=1))
+        pairs = list(zip(cells, files, strict=True))
+        while any(pair not in self._pairs(timed) for pair in pairs):
+            with alone(self.path / _CONTENTS):  # of the processes that add to it
+                known = self._pairs(timed)
+                every = [*known, *(pair for pair in pairs if pair not in known)]
+                content = {"timed": timed, "cells": [{"cell": c, "file": f} for c, f in every]}
+                write_text(self.path / _CONTENTS, json.dumps(content, indent=1))
+
+    def _pairs(self, timed: bool) -> list[tuple[Cell, str]]:
+        """The cells that were added, and their files."""
+        if not (self.path / _CONTENTS).exists():
+            return []
+        cells, files, was_timed = self.read()
+        if cells and was_timed is not timed:
+            raise ValueError(
+                f"{self.path} holds a study with timed={was_timed}, whose times do not compare; "
+                "choose another folder"
+            )
+        return list(zip(cells, files, strict=True))
 
 
 def file_of(rule: Cell) -> str:

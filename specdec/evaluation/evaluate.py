@@ -5,10 +5,11 @@ Legend: B rows of a batch, T tokens of a prompt.
 
 from __future__ import annotations
 
+import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -84,12 +85,13 @@ def evaluate(
         max_prompt_tokens: longer prompts lose their first tokens, and their rows say so.
         chat_template_kwargs: variables of the chat template, `{"enable_thinking": False}` for
             instance.
-        warmup: so many batches are generated once before anything is measured.
+        warmup: the first batch is generated so often before anything is measured.
         share: the processes that `accelerate launch` or `torchrun` started share the prompts, and
             all of them return the same; every one of them must call. The processes over which one
             target is spread all read all prompts.
-        output: a file that holds what is measured, batch by batch. Where it exists, the run goes on
-            after its last batch. Of several processes the first one writes it.
+        output: a file of what is measured. Until it is whole, finished batches are in a hidden
+            folder beside it; a run that was interrupted goes on after them. All processes with one
+            `output`, however they were started, share the prompts, and return the same.
         progress: shows a bar on standard error.
         certify: bets along the sampled texts against the claim that they have the target's
             distribution, at the cost of one more forward per text, which is not timed
@@ -134,12 +136,11 @@ def evaluate(
         chat_template_kwargs=dict(chat_template_kwargs or {}),
         options=options,
     )
-    team = processes.team(generator.target.model) if share else processes.Team()
+    team = processes.team(generator.target.model, share=share)
     sentinel = Sentinel(generator) if certify else None
     run = Run(generator, as_prompts(prompts, attention_mask), plan, tokenizer, team, sentinel)
     with run.recorded(output), progress_bar(team, run.size, is_wanted=progress) as bar:
-        bar.update(run.num_done)
-        measure([run], warmup=warmup, bar=bar)
+        measure([run], [run], warmup=warmup, bar=bar)
     return run.evaluation()
 
 
@@ -170,25 +171,27 @@ class Run:
         check_reader(prompts, tokenizer)
         settings = settings_of_run(generator, prompts, tokenizer=tokenizer, **vars(plan))
         self.about, self.team = {"run": settings, **provenance()}, team
-        self._generator, self._plan, self._tokenizer = generator, plan, tokenizer
-        self._batches, self._done = batches_of(prompts, plan), {}
+        self._generator: SpeculativeGenerator | HFGenerate | None = generator
+        self._plan, self._tokenizer = plan, tokenizer
+        self._num_draft_tokens = generator.drafter.num_draft_tokens
+        self._batches = batches_of(prompts, plan)
+        self._in_memory: dict[int, EvaluatedBatch] = {}
         self._sentinel = sentinel
         self._file: RunFile | None = None
 
     @contextmanager
     def recorded(self, path: str | Path | None) -> Iterator[None]:
         """Goes on with a file, and writes what is measured meanwhile to it."""
-        with ExitStack() as stack:
-
-            def begin() -> list[EvaluatedBatch]:
-                file = RunFile(path)
-                stack.enter_context(file.held())
-                return file.resume(self.about)
-
-            found = [] if path is None else self.team.from_first(begin)
-            self._done = {batch.index: batch for batch in found}
-            self._file = RunFile(path) if path is not None and self.team.is_first else None
+        if path is None:
             yield
+            return
+        self._file = RunFile(path, self.about, self.team)
+        with self._file.joined():
+            yield
+
+    @property
+    def _done(self) -> dict[int, EvaluatedBatch]:
+        return self._in_memory if self._file is None else self._file.lines
 
     @property
     def size(self) -> int:
@@ -210,17 +213,50 @@ class Run:
         rows = self._batches[number]
         return run_batch(self._generator, number, rows, self._plan, self._tokenizer, self._sentinel)
 
-    def add(self, batches: list[EvaluatedBatch]) -> None:
-        """Takes in what every process has measured, and writes it down."""
-        for batch in self.team.gather(batches):
-            self._done[batch.index] = batch
-            if self._file is not None:
-                self._file.append(batch, self.about)
+    def pieces(
+        self, missing: Callable[[], list[int]], is_settled: Callable[[], bool], *, wait: bool
+    ) -> Iterator[int]:
+        """Numbers of the batches that this process is to measure, as in `measure`."""
+        if self._file is not None:
+            names = self._file.pieces(lambda: map(str, missing()), is_settled, wait=wait)
+            yield from map(int, names)
+        else:
+            yield from self.team.part(missing())
+            is_settled()
+
+    def add(self, batch: EvaluatedBatch) -> None:
+        """Takes in what was measured, and writes it down."""
+        if self._file is None:
+            self._in_memory[batch.index] = batch
+        else:
+            self._file.append(batch)
+
+    def refresh(self) -> None:
+        """Reads what other processes have written by now."""
+        if self._file is not None and self.team.is_writer:
+            self._file.refresh()
+
+    def settle(self) -> bool:
+        """Takes in what all processes have measured; whether that is all."""
+        if self._file is not None:
+            return self._file.settle(range(self.size))
+        found = self.team.gather(list(self._in_memory.values()))
+        self._in_memory = {batch.index: batch for batch in found}
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """Ends the processes that wait for this one's part; a file's parts are anybody's."""
+        if self._file is None:
+            self.team.gather([], error)
 
     def evaluation(self) -> Evaluation:
         """What was measured so far."""
         done = [self._done[number] for number in sorted(self._done)]
-        return Evaluation(done, self._generator.drafter.num_draft_tokens, self.about)
+        return Evaluation(done, self._num_draft_tokens, self.about)
+
+    def release(self) -> None:
+        """Lets go of the generator: nothing more is measured here."""
+        self._generator = None
 
     def summary(self) -> str:
         """The acceptance length so far, for a progress bar."""
@@ -229,39 +265,63 @@ class Run:
         return f" acceptance length {1 + accepted / max(1, len(steps)):.2f}"
 
 
-def measure(runs: Sequence[Run], *, warmup: int = 0, rounds: int = 1, bar: tqdm) -> None:
+def measure(
+    runs: Sequence[Run],
+    shown: Collection[Run],
+    *,
+    wait: bool = True,
+    warmup: int = 0,
+    rounds: int = 1,
+    bar: tqdm,
+) -> None:
     """Measures what is missing of runs over the same batches, which take turns on each of them, so
     that a drift of the machine meets all; who begins changes from batch to batch.
 
     Args:
         runs: of the same processes.
-        warmup: so many batches of each are generated once before anything is measured.
+        shown: runs whose batches the progress bar counts.
+        wait: until other processes have measured what they took.
+        warmup: the first batch of each is generated so often before anything is measured.
         rounds: how often each batch is generated; the times of the median one are kept.
-        bar: of all batches.
+        bar: of the batches of `shown`.
     """
-    missing = sorted({number for run in runs for number in run.missing})
-    team = runs[0].team
-    for number in team.part(missing)[:warmup]:
+    lead = max(runs, key=lambda run: len(run.missing))  # whose markers are those of all
+
+    def missing() -> list[int]:
         for run in runs:
-            run.batch(number)
-    together = 1 if team.does_all else team.count
-    for start in range(0, len(missing), together):  # every process measures one, then all gather
-        found: dict[Run, list[EvaluatedBatch]] = {run: [] for run in runs}
-        for number in team.part(missing[start : start + together]):
-            waiting = [run for run in runs if number in run.missing]
-            turns: dict[Run, list[EvaluatedBatch]] = {run: [] for run in waiting}
-            for turn in range(rounds):
-                first = (number + turn) % len(runs)
-                for run in waiting[first:] + waiting[:first]:
-                    turns[run].append(run.batch(number))
-            for run, measured in turns.items():
-                measured.sort(key=lambda batch: sum(batch.seconds))
-                found[run].append(measured[(rounds - 1) // 2])
-        for run, measured in found.items():
-            before = run.num_done
-            run.add(measured)
-            bar.update(run.num_done - before)
-            bar.set_postfix_str(run.summary(), refresh=False)
+            if run is not lead:
+                run.refresh()
+        return sorted({number for run in runs for number in run.missing})
+
+    def is_settled() -> bool:
+        settled = [run.settle() for run in runs]
+        bar.update(sum(run.num_done for run in shown) - bar.n)
+        return all(settled)
+
+    try:
+        for number in lead.pieces(missing, is_settled, wait=wait):
+            for run in [*runs] * warmup:
+                run.batch(number)
+            warmup = 0
+            measured = _measured(number, [run for run in runs if number in run.missing], rounds)
+            for run, batch in sorted(measured.items(), key=lambda each: each[0] is lead):
+                run.add(batch)  # the lead's last: who sees it does not look for the others
+            bar.update(sum(run.num_done for run in shown) - bar.n)
+            bar.set_postfix_str(lead.summary(), refresh=False)
+    except Exception as error:
+        lead.fail(error)
+        raise
+
+
+def _measured(number: int, runs: list[Run], rounds: int) -> dict[Run, EvaluatedBatch]:
+    """A batch of each run, of so many that take turns the one of the median time."""
+    turns: dict[Run, list[EvaluatedBatch]] = {run: [] for run in runs}
+    for turn in range(rounds):
+        first = (number + turn) % len(runs)
+        for run in runs[first:] + runs[:first]:
+            turns[run].append(run.batch(number))
+    middle = (rounds - 1) // 2
+    return {r: sorted(own, key=lambda b: sum(b.seconds))[middle] for r, own in turns.items()}
 
 
 def progress_bar(team: processes.Team, total: int, *, is_wanted: bool) -> tqdm:
@@ -392,3 +452,10 @@ def synchronize(device: torch.device) -> None:
     """Waits for a device; nothing to wait for on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def device_id(device: torch.device) -> str:
+    """What all processes on one device call it."""
+    if device.type == "cuda":
+        return f"cuda-{torch.cuda.get_device_properties(device).uuid}"
+    return f"{device.type}-{platform.node()}"

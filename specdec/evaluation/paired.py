@@ -31,7 +31,8 @@ def difference(first: Evaluation, second: Evaluation, of: str = "acceptance_leng
             `"tokens_per_second"` or `"ms_per_token"`.
 
     Returns:
-        NaN where a run does not know its number, as HF's assisted decoding its acceptance.
+        NaN where a run does not know its number, as HF's assisted decoding its acceptance, and for
+        times on unlike devices.
 
     Raises:
         ValueError: runs over other prompts, or over batches of other rows for speed.
@@ -63,9 +64,9 @@ def p_values(runs: Sequence[Evaluation], of: str) -> np.ndarray:
         runs: of the same prompts.
         of: as in `difference`.
     """
-    is_known = np.array([_is_known(run, of) for run in runs])
     values = paired_p_values(totals_of(runs, of))
-    return np.where(is_known & is_known[:, None], values, 1.0)
+    is_known = [[_are_known(one, other, of) for one in runs] for other in runs]
+    return np.where(is_known, values, 1.0)
 
 
 def value_of(run: Evaluation, of: str) -> float:
@@ -79,11 +80,18 @@ def _is_known(run: Evaluation, of: str) -> bool:
     return of not in _PARTS or run.num_draft_tokens is not None
 
 
+def _are_known(first: Evaluation, second: Evaluation, of: str) -> bool:
+    """Times compare on one kind of device."""
+    devices = [run.about.get("run", {}).get("device") for run in (first, second)]
+    is_alike = of in _PARTS or devices[0] == devices[1]
+    return is_alike and _is_known(first, of) and _is_known(second, of)
+
+
 def _paired(
     first: Evaluation, second: Evaluation, of: str, contrast: np.ufunc, name: str
 ) -> Estimate:
     table = totals_of([first, second], of)
-    if not (_is_known(first, of) and _is_known(second, of)):
+    if not _are_known(first, second, of):
         return Estimate(math.nan, level=first.level, note=name)
 
     def contrasted(sums: np.ndarray) -> np.ndarray:

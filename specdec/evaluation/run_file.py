@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from specdec.arguments import check_integer, check_number
-from specdec.jsonl import append_lines, naming_line, read_lines
+from specdec.evaluation.shared_file import SharedFile
 from specdec.results import RowStep
-from specdec.settings import differences
-
-try:
-    import fcntl
-except ImportError:  # not on Windows, where nothing keeps two processes from one file
-    fcntl = None
-
-_FORMAT = "specdec.evaluation/1"
-_BEGINNING = json.dumps({"format": _FORMAT})[:-1].encode()
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,105 +82,37 @@ class EvaluatedBatch:
         return cls(saved["batch"], saved["seconds"], rows)
 
 
-class RunFile:
-    """JSONL: a line about the run, then a line per finished batch, on disk before the next begins.
-    The first batch makes the file.
-    """
+class RunFile(SharedFile[EvaluatedBatch]):
+    """A line about the run, then a line per batch, which is on disk before the next begins."""
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
+    FORMAT = "specdec.evaluation/1"
 
     @property
     def is_begun(self) -> bool:
-        """Whether there is a whole first line: a process that is killed may leave less."""
-        if not self.path.exists():
-            return False
-        with self.path.open("rb") as file:
-            return file.readline().endswith(b"\n")
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keeps other processes from the file, until its end or the end of this process; without
-        a finished batch there is no file afterwards.
-
-        Raises:
-            OSError: the file cannot be written.
-            ValueError: another process holds it.
-        """
-        with self.path.open("ab") as file:
-            try:
-                if fcntl is not None:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(
-                    f"{self.path} is being written by another process; wait for its end, or share "
-                    "the prompts with it: evaluate(..., share=True) under accelerate launch"
-                ) from None
-            except OSError:  # a file system without locks
-                pass
-            try:
-                yield
-            finally:
-                if os.fstat(file.fileno()).st_size == 0:
-                    self.path.unlink(missing_ok=True)
+        """Whether a first line is whole: a process that is killed may leave less."""
+        for file in self.files:
+            with suppress(FileNotFoundError), file.open("rb") as opened:
+                if opened.readline().endswith(b"\n"):
+                    return True
+        return False
 
     def read(self) -> tuple[dict[str, Any], list[EvaluatedBatch]]:
-        """What the first line says about the run, and its finished batches. A last line that an
-        interruption cut off is left out.
+        """What the first line says about the run, and its finished batches, in all of its parts. A
+        last line that an interruption cut off is left out.
 
         Raises:
             ValueError: another kind of file, or a line that is no batch or repeats one; names it.
         """
-        lines = read_lines(self.path, only_whole=True)
-        _, header = next(lines, (1, None))
-        is_run = isinstance(header, dict) and header.pop("format", None) == _FORMAT
-        if not is_run or not isinstance(header.get("run"), dict):
-            raise ValueError(
-                f"{self.path} is no evaluation: its first line must hold format {_FORMAT!r} and "
-                "the run"
-            )
-        batches: dict[int, EvaluatedBatch] = {}
-        for number, line in lines:
-            with naming_line(self.path, number):
-                batch = EvaluatedBatch.from_dict(line)
-                if batches.setdefault(batch.index, batch) is not batch:
-                    raise ValueError(f"batch {batch.index} comes twice")
-        return header, [batches[index] for index in sorted(batches)]
+        batches = list(self.refresh().values())
+        if self.about is None:
+            if self.path.exists():
+                raise ValueError(f"{self.path} is no evaluation: it has no whole first line")
+            raise FileNotFoundError(f"there is no run {self.path}")
+        return self.about, batches
 
-    def resume(self, about: dict[str, Any]) -> list[EvaluatedBatch]:
-        """The finished batches of the same run, none where there is no file. A last line that an
-        interruption cut off is removed from the file: its batch is done again.
+    def _parsed(self, content: dict[str, Any]) -> tuple[int, EvaluatedBatch]:
+        batch = EvaluatedBatch.from_dict(content)
+        return batch.index, batch
 
-        Args:
-            about: of the run; its entry `run` must equal that of the file.
-
-        Raises:
-            ValueError: the file is of another run; says what differs.
-        """
-        content = self.path.read_bytes() if self.path.exists() else b""
-        whole = content.rfind(b"\n") + 1
-        if not whole:
-            if not _BEGINNING.startswith(content[: len(_BEGINNING)]):
-                raise ValueError(
-                    f"{self.path} is no evaluation and would be lost; choose another file"
-                )
-            if content:  # interrupted while its first line was written
-                os.truncate(self.path, 0)
-            return []
-        header, batches = self.read()
-        if differing := differences(header["run"], json.loads(json.dumps(about["run"]))):
-            raise ValueError(
-                f"{self.path} holds another run; they differ in {', '.join(differing)}; choose "
-                "another file"
-            )
-        os.truncate(self.path, whole)
-        return batches
-
-    def append(self, batch: EvaluatedBatch, about: dict[str, Any]) -> None:
-        """Adds a finished batch, and waits until it is on disk.
-
-        Raises:
-            OSError: it could not be written; the file holds the batches before it.
-        """
-        is_new = not self.path.exists() or not self.path.stat().st_size
-        append_lines(self.path, *[{"format": _FORMAT, **about}][:is_new], batch.to_dict())
+    def _saved(self, line: EvaluatedBatch) -> dict[str, Any]:
+        return line.to_dict()

@@ -96,14 +96,15 @@ class Study(Tabular):
         return cls(*map(list, zip(*whole, strict=True)), timed, missing=len(cells) - len(whole))
 
     def records(self) -> list[dict[str, Any]]:
-        """One per cell: its axes, its numbers with their intervals, and in `same_as` the first cell
-        of the same run.
+        """One per cell: its axes, its numbers with their intervals, in `same_as` the first cell of
+        the same run, and the device that ran it.
         """
         first = {id(self.runs[i]): i for i in reversed(range(len(self.runs)))}
         lines = []
         for i, (cell, run) in enumerate(zip(self.cells, self.runs, strict=True)):
             same = None if first[id(run)] == i else first[id(run)]
             line = {**cell, "same_as": same, "prompts": len(run.stats_of_prompts)}
+            line["device"] = run.about.get("run", {}).get("device")
             for name in FIGURES:
                 found = run.estimates[name]
                 line |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}

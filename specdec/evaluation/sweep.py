@@ -16,18 +16,20 @@ from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from specdec import processes
 from specdec.arguments import check_choice, check_folder, check_integer, shown
 from specdec.drafters import Drafter, NoDrafter
 from specdec.evaluation.cells import CHOICES, DRAWING, Cell, StudyFolder, file_of, without_idle
-from specdec.evaluation.evaluate import Run, batches_of, measure, progress_bar
+from specdec.evaluation.evaluate import Run, batches_of, device_id, measure, progress_bar
 from specdec.evaluation.hf_generate import HFGenerate
 from specdec.evaluation.pictures import tokenizer_of
 from specdec.evaluation.plan import Plan
 from specdec.evaluation.positions import with_draft_length
 from specdec.evaluation.prompts import Prompt, as_prompts, own_prompts, processor_for, read_prompts
+from specdec.evaluation.shared_file import alone
 from specdec.evaluation.study import Study
 from specdec.generator import SpeculativeGenerator
 from specdec.hf.generation import FILTERS
@@ -88,9 +90,11 @@ def sweep(
         dtype, device: of a target that is a name. Each of several processes takes its own GPU.
         limit: so many first prompts.
         timed: cells with the same batches take turns on each batch, so that their times compare.
+            A process that measures them is the only one on its device.
         rounds: of a timed study, how often each batch is generated; the median time counts.
         output: folder for a file per cell. Where it holds some, the study goes on after their last
-            batch; a file that was measured with other settings is refused.
+            batch; a file that was measured with other settings is refused. All processes with this
+            folder, however they were started, take what is free, and return the whole study.
         share: as in `evaluate`.
         progress: shows a bar on standard error.
         options: of `evaluate` and `generate`, the same in all cells: `max_new_tokens`, `seed`,
@@ -130,7 +134,7 @@ def sweep(
         target, tokenizer = load_target(target, dtype=dtype, device=place)
         tokenizer = reader or tokenizer
     target = target if isinstance(target, Target) else Target(target)
-    team = processes.team(target.model) if share else processes.Team()
+    team = processes.team(target.model, share=share)
     bench = _Bench(target, prompts, tokenizer, drafters, samplers, options, team)
     cells = [bench.resolved(cell) for cell in cells]
     files, rules = [], {}
@@ -147,18 +151,30 @@ def sweep(
     groups: dict[Any, list[str]] = {}  # cells that are measured together
     for file, rule in rules.items():
         groups.setdefault(bench.layout(rule) if timed else file, []).append(file)
-    found = {}
+    runs: dict[str, Run] = {}
     total = sum(len(bench.layout(rule)) for rule in rules.values())
+
+    def measured(group: list[str], bar: tqdm, *, wait: bool) -> None:
+        with ExitStack() as stack:
+            if timed and folder is not None:
+                on_device = alone(folder.path / device_id(target.device))
+                team.from_first(lambda: stack.enter_context(on_device))
+            own = [bench.run(rules[file]) for file in group]
+            for file, run in zip(group, own, strict=True):
+                stack.enter_context(run.recorded(folder and folder.path / file))
+            runs.update(zip(group, own, strict=True))
+            turns = {"warmup": int(timed), "rounds": rounds}
+            measure(own, runs.values(), wait=wait, bar=bar, **turns)
+        for run in own:
+            run.release()
+
     with progress_bar(team, total, is_wanted=progress) as bar:
         for group in groups.values():
-            with ExitStack() as stack:
-                runs = {}
-                for file in group:
-                    runs[file] = run = bench.run(rules[file])
-                    stack.enter_context(run.recorded(folder and folder.path / file))
-                    bar.update(run.num_done)
-                measure(list(runs.values()), warmup=int(timed), rounds=rounds, bar=bar)
-                found |= {file: run.evaluation() for file, run in runs.items()}
+            measured(group, bar, wait=False)
+        for group in groups.values() if folder is not None else ():
+            if not all([runs[file].settle() for file in group]):  # others were at it
+                measured(group, bar, wait=True)
+    found = {file: run.evaluation() for file, run in runs.items()}
     return Study(cells, [found[file] for file in files], timed)
 
 

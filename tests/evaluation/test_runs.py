@@ -3,8 +3,6 @@
 import copy
 import json
 import re
-import subprocess
-import sys
 from contextlib import nullcontext
 from dataclasses import asdict
 
@@ -23,7 +21,7 @@ from specdec import (
     TypicalSampler,
     zoo,
 )
-from specdec.evaluation import Evaluation, Prompt, evaluate
+from specdec.evaluation import Evaluation, Prompt, evaluate, shared_file
 from specdec.evaluation.plan import settings_of_run
 from specdec.evaluation.prompts import encode
 from specdec.evaluation.run_file import RunFile
@@ -89,8 +87,10 @@ def test_an_interrupted_run_goes_on_without_losing_or_repeating_a_prompt(
     monkeypatch.setattr(SpeculativeGenerator, "generate", spy)
     with pytest.raises(KeyboardInterrupt) if stop_after < 5 else nullcontext():
         evaluate(GENERATOR, PROMPTS, output=path, **OPTIONS)
+    monkeypatch.setattr(shared_file, "PATIENCE_S", 0.0)  # this process lives: it was not killed
     if cut:  # killed while it was writing
-        path.write_bytes(path.read_bytes()[:-cut])
+        part = next(file for file in RunFile(path).files if file.exists())
+        part.write_bytes(part.read_bytes()[:-cut])
     kept, stop_after = stop_after - bool(cut), 99
     asked.clear()
     resumed = evaluate(GENERATOR, PROMPTS, output=path, **OPTIONS)
@@ -200,65 +200,30 @@ def test_a_damaged_line_of_a_run_is_named(change, message, tmp_path):
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_generated(
     tmp_path, monkeypatch
 ):
-    path, opened = tmp_path / "run.jsonl", type(tmp_path).open
+    path, make = tmp_path / "run.jsonl", type(tmp_path).mkdir
 
-    def closed(self, mode="r", *args, **kwargs):
-        if self == path and mode[0] != "r":
-            raise PermissionError(f"Permission denied: {path}")
-        return opened(self, mode, *args, **kwargs)
+    def closed(self, *args, **kwargs):
+        if self.parent == tmp_path:
+            raise PermissionError(f"Permission denied: {self}")
+        return make(self, *args, **kwargs)
 
-    monkeypatch.setattr(type(tmp_path), "open", closed)
+    monkeypatch.setattr(type(tmp_path), "mkdir", closed)
     monkeypatch.setattr(SpeculativeGenerator, "generate", None)
     with pytest.raises(PermissionError, match=r"run\.jsonl"):
         evaluate(GENERATOR, PROMPTS[:2], output=path, **OPTIONS)
-    assert not path.exists()
+    assert not list(tmp_path.iterdir())
 
 
-HOLDER = """
-import fcntl, sys, time
-file = open(sys.argv[1], "ab")
-fcntl.flock(file, fcntl.LOCK_EX)
-print("held", flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no locks there")
-def test_a_file_that_another_process_writes_is_refused_until_that_is_killed(tmp_path, monkeypatch):
+def test_a_run_that_fails_leaves_nothing_behind(tmp_path):
     path = tmp_path / "run.jsonl"
-    evaluate(GENERATOR, PROMPTS[:3], output=path, **OPTIONS)
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:2]))  # interrupted after the first batch
-    generate = SpeculativeGenerator.generate
-    command = [sys.executable, "-c", HOLDER, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
-        try:
-            assert holder.stdout.readline() == "held\n"
-            monkeypatch.setattr(SpeculativeGenerator, "generate", None)
-            with pytest.raises(ValueError, match=r"run\.jsonl is being written.*share=True"):
-                evaluate(GENERATOR, PROMPTS[:3], output=path, **OPTIONS)
-            assert path.read_text() == "".join(lines[:2])
-        finally:
-            holder.kill()
-    monkeypatch.setattr(SpeculativeGenerator, "generate", generate)
-    evaluate(GENERATOR, PROMPTS[:3], output=path, **OPTIONS)
-    assert [json.loads(line).get("batch") for line in path.open()] == [None, 0, 1, 2]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no locks there")
-def test_a_run_that_fails_gives_its_file_back(tmp_path):
-    path = tmp_path / "run.jsonl"
-    with RunFile(path).held(), pytest.raises(ValueError, match="is being written"):
-        evaluate(GENERATOR, PROMPTS[:1], output=path, **OPTIONS)
-    assert not path.exists()
-    with pytest.raises(ValueError, match="positions") as failed:
+    with pytest.raises(ValueError, match="positions"):
         evaluate(GENERATOR, PROMPTS[:1], output=path, max_new_tokens=10**6)
-    assert not path.exists()
+    assert not list(tmp_path.iterdir())
     evaluate(GENERATOR, PROMPTS[:1], output=path, **OPTIONS)
-    with pytest.raises(ValueError, match=r"differ in plan\.seed") as refused:
+    with pytest.raises(ValueError, match=r"differ in plan\.seed"):
         evaluate(GENERATOR, PROMPTS[:1], output=path, **OPTIONS | {"seed": 6})
     evaluate(GENERATOR, PROMPTS[:1], output=path, **OPTIONS)
-    assert None not in (failed.tb, refused.tb)  # which hold the frames of the runs
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_stop_strings_end_texts_with_the_tokenizer_that_the_run_has(tmp_path):
@@ -396,7 +361,7 @@ def test_a_run_without_a_finished_batch_is_begun_anew_and_cannot_be_loaded(tmp_p
     path = tmp_path / "run.jsonl"
     for beginning in (b"{", HEADER[:30]):  # interrupted while its first line was written
         path.write_bytes(beginning)
-        assert RunFile(path).resume({"run": {}}) == []
+        assert RunFile(path, {"run": {}}).refresh() == {}
     path.write_bytes(HEADER)
     with pytest.raises(ValueError, match="no finished batch"):
         Evaluation.load(path)
