@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,12 @@ def test_what_a_page_shows_exists(name):
 
 def test_no_name_is_shown_twice():
     assert sorted(SHOWN) == sorted(set(SHOWN))
+
+
+def test_tables_of_names_are_those_of_the_code():
+    """`python docs/api/make.py` writes them."""
+    space = runpy.run_path(str(DOCS / "api/make.py"))
+    assert {page: page.read_text(encoding="utf-8") for page in PAGES} == space["pages"]()
 
 
 def test_every_page_is_in_the_navigation():
