@@ -186,7 +186,7 @@ def test_what_the_page_of_training_says_of_its_curves_is_in_their_data():
     curves = json.loads((ROOT / "docs/figures/training.json").read_text())
     page = (ROOT / "docs/training.md").read_text()
     ends = [(rows[-2][i], rows[-1][i]) for rows in curves.values() for i in (3, 4)]
-    names = ["None", "One", "Two", "Three", "Four", "Five", "All"]
+    names = ["none", "one", "two", "three", "four", "five", "all"]
     falling = names[sum(last < before for before, last in ends)]
     assert f"{falling} of the six curves end below the measurement before their last" in page
     assert len(ends) == 6
