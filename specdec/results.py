@@ -344,6 +344,14 @@ class GenerationResult(Generic[TraceOrNone]):
         prompts: ids of each row's prompt, without padding.
         sampling: what the tokens were drawn from (`specdec.request.Sampling`).
         row_inputs: `[B, ...]` by name, what the call brought for each row; adapters as numbers.
+
+    Example:
+        >>> import torch
+        >>> from specdec import SpeculativeGenerator, zoo
+        >>> generator = SpeculativeGenerator(zoo.load_target(), "lookup")
+        >>> result = generator.generate(torch.tensor([[5, 6]]), max_new_tokens=4)
+        >>> result.sequences.shape, result.lengths, result.finish_reasons
+        (torch.Size([1, 6]), [4], ['length'])
     """
 
     sequences: Tensor

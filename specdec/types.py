@@ -69,6 +69,12 @@ class Context:
         row_inputs: `[B, ...]` by name, what the call brought for each row (`Drafter.row_inputs`).
         prompt: in a prefill, what `Drafter.read_prompts` made of these tokens, a
             `specdec.targets.prompt_inputs.PromptChunk`; `None` where tokens are ids alone.
+
+    Example:
+        >>> tokens = torch.tensor([[5, 7, 8]])  # the one at position 3, and the two after it
+        >>> context = Context(tokens, torch.zeros(1, 2, 16), torch.tensor([3]), torch.tensor([2]))
+        >>> context.num_committed, context.features.shape
+        (tensor([6]), torch.Size([1, 2, 16]))
     """
 
     tokens: Tensor
@@ -119,6 +125,14 @@ class Draft:
             where nobody asked.
         proposed: set by the loop: the draft as the drafter returned it, where ids and counts of
             this one were brought into their ranges.
+
+    Example:
+        >>> chain = Draft(torch.tensor([[5, 6, 7]]), torch.full((1, 3, 10), 0.1))
+        >>> chain.token_probs
+        tensor([[0.1000, 0.1000, 0.1000]])
+        >>> tree = Draft(torch.tensor([[5, 6, 7]]), parents=torch.tensor([[-1, 0, -1]]), depth=2)
+        >>> tree.depths
+        tensor([[0, 1, 2, 1]])
     """
 
     tokens: Tensor
@@ -251,6 +265,11 @@ class Verdict:
         path: `[B, D + 1]` int64, the rows of the window that were accepted: 0, the root, and i +
             1 for node i; after the accepted ones anything in 0..K. `None` is 0, 1, 2, ..., the path
             of a chain. `rows` has both.
+
+    Example:
+        >>> tokens = torch.tensor([[5, 6, 9], [4, PAD_TOKEN, PAD_TOKEN]])
+        >>> Verdict(tokens, num_accepted=torch.tensor([2, 0])).is_bonus
+        tensor([ True, False])
     """
 
     tokens: Tensor

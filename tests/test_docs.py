@@ -40,6 +40,31 @@ def test_every_public_name_has_a_page(room):
     assert "specdec.types" in SHOWN
 
 
+WITHOUT_EXAMPLE: set[str] = set()
+"""Public callables, `room.name`, whose docstrings need no example."""
+
+
+def without_example(room: str) -> set[str]:
+    """Public callables of a room whose own docstrings have no example to run."""
+    module, found = importlib.import_module(room), set()
+    for name in getattr(module, "__all__", []):
+        value = getattr(module, name)
+        if callable(value) and not re.search(r"^ *Example:\n +>>> ", value.__doc__ or "", re.M):
+            found.add(f"{room}.{name}")
+    return found
+
+
+def test_every_public_callable_has_an_example():
+    found = {name for room in ROOMS for name in without_example(room)}
+    assert found - WITHOUT_EXAMPLE == set()
+    assert found >= WITHOUT_EXAMPLE, "an exception is left over"
+
+
+def test_a_planted_callable_without_an_example_is_found(monkeypatch):
+    monkeypatch.setattr(specdec.Draft, "__doc__", "A draft, as `>>> Draft(tokens)` makes it.")
+    assert "specdec.Draft" in without_example("specdec")
+
+
 @pytest.mark.parametrize("name", SHOWN)
 def test_what_a_page_shows_exists(name):
     pkgutil.resolve_name(name)

@@ -26,6 +26,11 @@ class RuleNoise:
         resample: `[B]` float64 uniforms in [0, 1), to draw the extra token.
         exponentials: `[B, V]` float64 Exp(1) draws, to draw the extra token by a race instead;
             `None` for a rule that draws it by `resample`.
+
+    Example:
+        >>> noise = RuleNoise(torch.tensor([[0.2, 0.9]]).double(), torch.tensor([0.6]).double())
+        >>> noise.draw(torch.tensor([[0.5, 0.25, 0.25]])), noise[0].accept.shape
+        (tensor([1]), torch.Size([2]))
     """
 
     def __init__(self, accept: Tensor, resample: Tensor, exponentials: Tensor | None = None):

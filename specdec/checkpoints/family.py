@@ -20,6 +20,13 @@ class Source(NamedTuple):
     """Whose conventions a checkpoint follows, which kind of its family's heads it holds
     (`"EAGLE-3"` for instance), and what both were recognised by. `layout` is the record that the
     files follow, of a family that has records.
+
+    Example:
+        >>> from specdec import zoo
+        >>> from specdec.checkpoints.eagle import EAGLE
+        >>> source = EAGLE.detect(CheckpointFolder(zoo.WEIGHTS_DIR / "eagle3"))
+        >>> source.producer, source.kind
+        ('SpecForge', 'EAGLE-3')
     """
 
     producer: str
@@ -40,6 +47,14 @@ class Translation:
         unused: names of `tensors` that such files may hold without using them, with the reason.
         exact: names of `tensors` that keep the data type of the file, whatever the target's is.
         ids: names of `tensors` that hold ids of tokens and are stored as integers.
+
+    Example:
+        >>> from specdec import zoo
+        >>> from specdec.checkpoints.eagle import EAGLE
+        >>> folder = CheckpointFolder(zoo.WEIGHTS_DIR / "eagle3")
+        >>> read = EAGLE.translate(folder, EAGLE.detect(folder), None, {})
+        >>> read.config.vocab_size, read.tensors["fc.weight"].shape
+        (2048, (128, 384))
     """
 
     config: Any
@@ -76,6 +91,13 @@ class Family:
         layouts: records of its files; heads of your own are saved by the first one with a name.
         files: names of weight files, beside `model.safetensors` and `pytorch_model.bin`.
         yields: other families' heads have its marks, too: the claim of another family counts.
+
+    Example:
+        >>> from specdec import zoo
+        >>> from specdec.checkpoints.families import FAMILIES
+        >>> folder = CheckpointFolder(zoo.WEIGHTS_DIR / "eagle3")
+        >>> [name for name, family in FAMILIES.items() if family.detect(folder)]
+        ['eagle']
     """
 
     name: str

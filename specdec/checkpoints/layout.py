@@ -82,6 +82,12 @@ class Key:
         read: (reading) -> our value, where the key alone does not say it.
         is_written: (config) -> whether the key is written at all.
         write: (config) -> keys and values, where those are not this one and the field's value.
+
+    Example:
+        >>> Key("num_heads", int).keys(None, 4)
+        {'num_heads': 4}
+        >>> Key("residual_is_normed", True, words=(False, True)).keys(None, False)
+        {'residual_is_normed': True}
     """
 
     name: str
@@ -164,6 +170,13 @@ class Layout:
         limits: (config) -> pairs (condition, what): what else engines run otherwise. A head that
             would not read back equal raises ValueError without an entry here.
         notes: (config, N of the target) -> what only some of the layout's readers misread.
+
+    Example:
+        >>> from specdec.drafters.medusa import MedusaConfig
+        >>> fields, file = {"num_heads": Key("heads", int)}, ("num_heads", ("acme.version", 1))
+        >>> layout = Layout("Acme", "Medusa", MedusaConfig, fields=fields, file=file)
+        >>> layout.keys(Written(MedusaConfig(4, 1, 64, 2048)))
+        {'heads': 4, 'acme': {'version': 1}}
     """
 
     producer: str

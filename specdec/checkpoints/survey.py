@@ -168,6 +168,13 @@ def survey_checkpoint(
         ValueError: a checkpoint of none of the families, one that is unsafe or damaged, of an
             unsupported kind, in contradiction with itself, or made for another target. Tensors that
             do not fit, and keys that nothing reads, are listed in the result's `faults`.
+
+    Example:
+        >>> from specdec import zoo
+        >>> from specdec.checkpoints.eagle import EAGLE
+        >>> survey = survey_checkpoint(zoo.WEIGHTS_DIR / "eagle3", families=(EAGLE,))
+        >>> survey.source.kind, survey.expected["fc.weight"], survey.faults
+        ('EAGLE-3', (128, 384), ())
     """
     check_choice("allow_pickle", allow_pickle, (True, False))  # 'no' would be true
     if isinstance(ignore_keys, str):

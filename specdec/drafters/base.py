@@ -43,6 +43,17 @@ class Drafter(nn.Module, ABC):
         has_memory: drafts depend on earlier requests, so the same call need not draft the same
             again. `certify` then compares no drafts, and judges the texts. Lossless as long as no
             text is remembered that the same seed has written: give every call seeds of its own.
+
+    Example:
+        >>> class RepeatLast(Drafter):
+        ...     num_draft_tokens = 2
+        ...     validate = init_state = prefill = lambda self, *args, **sizes: None
+        ...     def propose(self, context, state, drawing):
+        ...         last = context.tokens.gather(1, context.num_new.clamp(min=0)[:, None])
+        ...         return Draft(last.expand(-1, drawing.num_draft_tokens))
+        >>> context = Context(torch.tensor([[5, 7]]), None, torch.tensor([3]), torch.tensor([1]))
+        >>> RepeatLast().propose(context, None, Drawing(2, None, None, None)).tokens
+        tensor([[7, 7]])
     """
 
     num_draft_tokens: int
@@ -177,7 +188,14 @@ def check_num_draft_tokens(num_draft_tokens: int, *, of: str = "") -> int:
 
 
 class NoDrafter(Drafter):
-    """Proposes nothing, so that the same loop decodes plainly: every step emits one bonus token."""
+    """Proposes nothing, so that the same loop decodes plainly: every step emits one bonus token.
+
+    Example:
+        >>> from specdec import SpeculativeGenerator, zoo
+        >>> generator = SpeculativeGenerator(zoo.load_target(), NoDrafter())
+        >>> generator.generate(torch.tensor([[5, 6]]), max_new_tokens=4).stats.steps
+        [4]
+    """
 
     num_draft_tokens = 0
 

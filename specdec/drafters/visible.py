@@ -100,21 +100,37 @@ _RULE = "count", "slots", "top_slots"
 
 
 class Sinks(Visible):
-    """The first tokens of a text."""
+    """The first tokens of a text.
+
+    Example:
+        >>> Sinks(4) + Recent(1024)
+        Visible(sinks=4, top=0, recent=1024)
+    """
 
     def __init__(self, count: int):
         super().__init__(sinks=count)
 
 
 class Recent(Visible):
-    """The last tokens of a text."""
+    """The last tokens of a text.
+
+    Example:
+        >>> Recent(3).slots(torch.tensor([5]), 4)
+        tensor([[2, 3, 4, 0]])
+    """
 
     def __init__(self, count: int):
         super().__init__(recent=count)
 
 
 class TopSlots(Visible):
-    """Tokens of a text that the last verified token attended to the most."""
+    """Tokens of a text that the last verified token attended to the most.
+
+    Example:
+        >>> scores = torch.tensor([[[0.1, 0.6, 0.2, 0.1]]])  # [B, h, S]
+        >>> (TopSlots(1) + Recent(2)).top_slots(scores, torch.tensor([4]))
+        tensor([[[1]]])
+    """
 
     def __init__(self, count: int):
         super().__init__(top=count)

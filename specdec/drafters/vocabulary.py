@@ -29,6 +29,12 @@ class CommonVocabulary:
     Raises:
         TypeError, ValueError: other shapes or data types.
 
+    Example:
+        >>> target_ids, draft_ids = torch.tensor([4, 2]), torch.tensor([0, 1])
+        >>> vocabulary = CommonVocabulary(target_ids, draft_ids, torch.tensor([0, 0, 1, 0, 0]))
+        >>> vocabulary.over_target_ids(torch.tensor([[0.5, 0.7]]), vocab_size=5)
+        tensor([[  -inf,   -inf, 0.7000,   -inf, 0.5000]])
+
     Reference: Timor et al., arXiv:2502.05202, token-level intersection.
     """
 

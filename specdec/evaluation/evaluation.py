@@ -45,6 +45,13 @@ class Evaluation(Tabular):
         num_draft_tokens: K; `None` where nothing is known of drafts, of other programs.
         about: models, plan, versions, hardware, data.
         level: of the intervals.
+
+    Example:
+        >>> from specdec import SpeculativeGenerator, evaluate, zoo
+        >>> generator = SpeculativeGenerator(zoo.load_target(), "lookup")
+        >>> evaluation = evaluate(generator, [[7, 8, 9, 7, 8]], max_new_tokens=8)
+        >>> evaluation.stats.emitted, evaluation.estimates["acceptance_length"].value >= 1
+        ([8], True)
     """
 
     batches: list[EvaluatedBatch]

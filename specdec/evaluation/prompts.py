@@ -47,6 +47,11 @@ class Prompt:
             for it.
         images: paths of pictures, which stand before the text of the first turn. The target's
             processor reads them when the prompt is answered.
+
+    Example:
+        >>> prompt = Prompt("sums", ("What is 2 + 2?", "And 3 + 3?"), category="math")
+        >>> len(prompt.turns), Prompt("ids", ((5, 6, 7),)).turns
+        (2, ((5, 6, 7),))
     """
 
     id: str
@@ -176,6 +181,11 @@ def read_prompts(path: str | Path, *, worded: bool = False) -> list[Prompt]:
 def own_prompts() -> list[Prompt]:
     """The small set that comes with specdec: 16 prompts in four categories, one of them with two
     turns each.
+
+    Example:
+        >>> prompts = own_prompts()
+        >>> len(prompts), len({prompt.category for prompt in prompts})
+        (16, 4)
     """
     return read_prompts(Path(__file__).with_name("prompts.jsonl"))
 

@@ -39,6 +39,14 @@ class FilterParams(NamedTuple):
         is_greedy: `[B]` bool, rows whose distribution is one-hot on the largest logit, the lowest
             id among equals; `None` is no row.
         cutoff: tokens below it have probability 0; `None` keeps all.
+
+    Example:
+        >>> from specdec.kernels import filtered_probs
+        >>> logits = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+        >>> params = FilterParams(torch.tensor([0.5, 1.0]), is_greedy=torch.tensor([False, True]))
+        >>> filtered_probs(logits, params)
+        tensor([[0.8808, 0.1192],
+                [1.0000, 0.0000]])
     """
 
     temperature: Tensor | None = None
@@ -90,6 +98,14 @@ class AttentionOptions(NamedTuple):
         positions: `[B, N]` int64 of the queries, for a sliding window; `None` for their slots.
         is_causal: queries see nothing after them, whatever the window's rows see in other layers;
             for `attend`, which leaves `window_visible` out.
+
+    Example:
+        >>> from specdec.kernels import ragged_attention
+        >>> states, slots = torch.zeros(1, 1, 3, 2), torch.tensor([[0, 1, 2]])
+        >>> values = torch.tensor([1.0, 3.0, 8.0]).view(1, 1, 3, 1)
+        >>> options = AttentionOptions(sliding_window=2)
+        >>> ragged_attention(states, states, values, slots, options).flatten().tolist()
+        [1.0, 2.0, 5.5]
     """
 
     scale: float | None = None

@@ -40,7 +40,15 @@ def bucket_of_rows(batch_size: int) -> int:
 
 @dataclass(frozen=True)
 class Parts:
-    """The three parts that a step joins."""
+    """The three parts that a step joins.
+
+    Example:
+        >>> from specdec import SpeculativeGenerator, zoo
+        >>> generator = SpeculativeGenerator(zoo.load_target(), "lookup")
+        >>> parts = Parts(generator.target, generator.drafter, generator.sampler)
+        >>> parts.target.vocab_size, parts.drafter.num_draft_tokens
+        (2048, 8)
+    """
 
     target: Target
     drafter: Drafter
@@ -226,6 +234,13 @@ class StepState:
         drafter_state: the drafter's own.
         features: `[B, D + 1, F]` of the tokens before those of the last step, or `None`.
         chunk_start: `[]` position of the first token of the prompt chunk that is read next.
+
+    Example:
+        >>> from specdec import SpeculativeGenerator, zoo
+        >>> generator = SpeculativeGenerator(zoo.load_target(), "lookup")
+        >>> state = generator.start(torch.tensor([[5, 6, 7]]), max_new_tokens=4).state
+        >>> state.buffer.root_position, state.buffer.root, state.buffer.remaining
+        (tensor([2]), tensor([7]), tensor([4]))
     """
 
     signature: Signature

@@ -86,6 +86,15 @@ def propose(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: 
 
     A drafter is never asked for 0 tokens. Where a step wants none, one is drafted and dropped, so
     that the drafter has read what was committed when a later step wants some.
+
+    Example:
+        >>> from specdec import SpeculativeGenerator, zoo
+        >>> own = SpeculativeGenerator(zoo.load_target(), "lookup")
+        >>> state = own.start(torch.tensor([[5, 6, 7, 5, 6]]), max_new_tokens=4).state
+        >>> noise = state.noise.at(state.buffer.root_position, width=3)
+        >>> with torch.inference_mode():
+        ...     propose(Parts(own.target, own.drafter, own.sampler), state, noise, 2).tokens
+        tensor([[7, 5]])
     """
     signature, draft = state.signature, None
     if signature.num_draft_tokens > 0:
@@ -136,7 +145,17 @@ def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: i
 
 
 def verify(parts: Parts, state: StepState, draft: Draft) -> TargetOutput:
-    """The target's logits and features of the root and the draft, in the draft's order."""
+    """The target's logits and features of the root and the draft, in the draft's order.
+
+    Example:
+        >>> from specdec import SpeculativeGenerator, zoo
+        >>> own = SpeculativeGenerator(zoo.load_target(), "lookup")
+        >>> parts = Parts(own.target, own.drafter, own.sampler)
+        >>> state = own.start(torch.tensor([[5, 6, 7, 5, 6]]), max_new_tokens=4).state
+        >>> with torch.inference_mode():
+        ...     verify(parts, state, Draft(torch.tensor([[7, 5]]))).logits.shape
+        torch.Size([1, 3, 2048])
+    """
     start, root = state.buffer.root_position, state.buffer.root
     return parts.target.verify(state.cache, start, root, draft)
 
@@ -197,6 +216,15 @@ def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | 
 
     Returns:
         `[B]` bool: the row ended with an end-of-sequence token in this step.
+
+    Example:
+        >>> from specdec import SpeculativeGenerator, zoo
+        >>> own = SpeculativeGenerator(zoo.load_target(), "lookup")
+        >>> state = own.start(torch.tensor([[5, 6, 7]]), max_new_tokens=4).state
+        >>> verdict = Verdict(torch.tensor([[5, 9, PAD_TOKEN]]), num_accepted=torch.tensor([1]))
+        >>> with torch.inference_mode():
+        ...     commit(state, Draft(torch.tensor([[5, 6]])), verdict, None), state.buffer.root
+        (tensor([False]), tensor([9]))
     """
     depth = draft.depth
     tokens = verdict.tokens.clamp(0, state.vocab_size - 1)

@@ -84,6 +84,14 @@ class GenerateOptions(TypedDict, total=False):
             prompt alone, `None` for text; one with an encoder, too: the source of each row, while
             `input_ids` are the decoder's. A drafter names its own (`Drafter.row_inputs`), an edit
             of the target likewise.
+
+    Example:
+        >>> import torch
+        >>> from specdec import SpeculativeGenerator, zoo
+        >>> options = GenerateOptions(max_new_tokens=4, temperature=0.7, top_p=0.9, seed=0)
+        >>> generator = SpeculativeGenerator(zoo.load_target(), "lookup")
+        >>> generator.generate(torch.tensor([[5, 6]]), **options).lengths
+        [4]
     """
 
     max_new_tokens: int | None

@@ -35,6 +35,16 @@ class Sampler(nn.Module, ABC):
             probabilities.
         noise_type: where its random numbers come from.
         takes_trees: it verifies drafts with `parents`, and names the accepted path.
+
+    Example:
+        >>> class MatchLikeliest(Sampler):
+        ...     lossless = False
+        ...     def accept(self, draft, target_logits, logits_filter, noise):
+        ...         return self.accept_greedily(draft, target_logits)
+        >>> draft, logits = Draft(torch.tensor([[1]])), torch.tensor([[[0.0, 2.0], [3.0, 0.0]]])
+        >>> noise = Noise([7]).at(torch.tensor([4]), width=2)
+        >>> MatchLikeliest()(draft, logits, LogitsFilter(1), noise).tokens
+        tensor([[1, 0]])
     """
 
     lossless: bool

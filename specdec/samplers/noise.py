@@ -52,6 +52,11 @@ class Stream(IntEnum):
     """What a number is for; part of the counter, so that streams are disjoint.
 
     A step of K draft tokens has W = K + 1 numbers of each stream (`[B, W]` float64 in [0, 1)).
+
+    Example:
+        >>> noise = Noise([7]).at(torch.tensor([3]), width=5)  # K = 4
+        >>> noise.uniform(Stream.ACCEPT).shape, noise.uniform(Stream.RESAMPLE)[:, 0].shape
+        (torch.Size([1, 5]), torch.Size([1]))
     """
 
     PROPOSE = 0
@@ -69,6 +74,12 @@ class StepNoise:
         key: `[B, 2]` words of the rows' seeds.
         start: `[B]` position of the root.
         width: W, numbers per stream: K + 1 in a step of K draft tokens.
+
+    Example:
+        >>> from specdec.samplers import LogitsFilter
+        >>> noise = Noise([7, 8]).at(torch.tensor([3, 6]), width=5)
+        >>> noise.race(torch.zeros(2, 4, 10), LogitsFilter(2), index=0).shape
+        torch.Size([2, 4])
     """
 
     def __init__(self, key: Tensor, start: Tensor, width: int):
@@ -226,6 +237,15 @@ class Drawing:
             accepted tokens of another drafter.
         edit: changes a drafter's logits before they are drawn, in this step; set by a drafter that
             wraps another one (`with_edit`). `Proposal.edit` does so in every step.
+
+    Example:
+        >>> from specdec import LogitsFilter, Proposal
+        >>> noise = Noise([7]).at(torch.tensor([3]), width=3)
+        >>> drawing = Drawing(2, LogitsFilter(1), noise, draw_by_inversion)
+        >>> drafting = Proposal().begin(drawing)
+        >>> tokens = [drafting.draw(torch.zeros(1, 1, 9)) for _ in range(drawing.num_draft_tokens)]
+        >>> drafting.end().probs.shape
+        torch.Size([1, 2, 9])
     """
 
     num_draft_tokens: int

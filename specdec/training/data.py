@@ -74,7 +74,13 @@ def _is_message(message: object) -> bool:
 
 
 def beginning_of(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids that the tokenizer puts before every text, mostly one id or none."""
+    """Ids that the tokenizer puts before every text, mostly one id or none.
+
+    Example:
+        >>> from specdec import zoo
+        >>> beginning_of(zoo.load_tokenizer())
+        []
+    """
     plain = tokenizer("a", add_special_tokens=False).input_ids
     whole = tokenizer("a").input_ids
     return next((whole[:i] for i in range(len(whole)) if whole[i:][: len(plain)] == plain), [])

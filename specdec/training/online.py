@@ -171,6 +171,15 @@ class OnlineDistillation(nn.Module):
         model: the target, which is not run.
         windows: of each step of the optimiser, drawn at random from those that are kept.
 
+    Example:
+        >>> from specdec import SpeculativeGenerator, zoo
+        >>> target = zoo.load_target()
+        >>> drafter = KeepVerified(zoo.load_drafter("model", target))
+        >>> generator = SpeculativeGenerator(target, drafter)
+        >>> result = generator.generate(torch.tensor([[5, 6]]), max_new_tokens=8)
+        >>> OnlineDistillation(drafter)().shape
+        torch.Size([])
+
     Reference: Liu et al., arXiv:2310.07177 (OSD), there with a buffer of wrong tokens only.
     """
 

@@ -43,6 +43,11 @@ class Answered:
 
     Raises:
         ValueError: not one text, or a prompt without an answer.
+
+    Example:
+        >>> one = Answered({"input_ids": torch.tensor([[5, 6, 7, 8]])}, num_prompt=2)
+        >>> one.ids[one.num_prompt :]
+        tensor([7, 8])
     """
 
     inputs: Mapping[str, Any]

@@ -37,7 +37,16 @@ falls between two nearly equal tokens.
 
 
 class CertificateError(AssertionError):
-    """Texts of a run do not have the target's distribution."""
+    """Texts of a run do not have the target's distribution.
+
+    Example:
+        >>> from specdec import zoo
+        >>> sentinel = Sentinel(SpeculativeGenerator(zoo.load_target(), None))
+        >>> sentinel([[7, 8, 9]], [[1, 1]], temperature=1.0, top_k=1)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        specdec.certificates.generator.along.CertificateError: the texts of this run do not have...
+    """
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,14 @@ class RunReport:
         seconds: that drawing and reading them took.
         target_bias: the total variation that was to be seen, or `None`.
         accepted_per_step: mean number of draft tokens that the steps of the sampled texts accepted.
+
+    Example:
+        >>> from specdec import SpeculativeGenerator, certify, zoo
+        >>> generator = SpeculativeGenerator(zoo.load_drafter("model").model, None)  # of one layer
+        >>> few = {"num_samples": 1, "max_new_tokens": 1, "audit_tokens": 1}
+        >>> report = certify(generator, [[5, 6, 7]], **few)
+        >>> report.verdict, report.text.num_tokens
+        ('PASS', 1)
     """
 
     name: str

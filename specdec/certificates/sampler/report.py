@@ -130,6 +130,12 @@ class SamplerReport:
             with many draft tokens, and of tokens of small probability.
         drawn: `None` if the distribution was enumerated; else the verdict is that of tests by
             draws, and `deviation` and `total_variation` are NaN.
+
+    Example:
+        >>> report = SamplerReport("MySampler", tolerance=1e-12)  # of certify(MySampler())
+        >>> report.failures.append(Failure("zero", 0.1, "a text of probability 0 is emitted"))
+        >>> report.passed, report.verdict, report.is_exact
+        (False, 'FAIL', True)
     """
 
     name: str

@@ -21,6 +21,11 @@ def race(
         logits: `[B, N, V]`.
         params: how they become probabilities.
         key, position, stream: of the noise, see `race_weights`.
+
+    Example:
+        >>> key, position = torch.tensor([[7, 0]]), torch.tensor([[3, 4]])  # of seed 7
+        >>> race(torch.zeros(1, 2, 10), FilterParams(), key, position, stream=3)
+        tensor([[4, 5]])
     """
     if logits.is_cuda and suits_kernels(logits):
         from specdec.kernels.race import triton

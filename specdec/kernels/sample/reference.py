@@ -29,6 +29,11 @@ def sample(
 
     Returns:
         Tokens of the shape of `uniforms`, and `out`.
+
+    Example:
+        >>> logits, uniforms = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([0.3]).double()
+        >>> sample(logits, FilterParams(), uniforms)
+        (tensor([1]), tensor([[0.0900, 0.2447, 0.6652]]))
     """
     if logits.is_cuda and suits_kernels(logits):
         from specdec.kernels.sample import triton

@@ -27,6 +27,12 @@ WIDE_TRUNCATE = 8192
 def filtered_probs(logits: Tensor, params: FilterParams, out: Tensor | None = None) -> Tensor:
     """Probabilities of the shape of `logits`, float32 (float64 for float64 logits); written to
     `out` if it is given.
+
+    Example:
+        >>> logits = torch.tensor([[1.0, 0.0, 2.0]])
+        >>> cutoff = Cutoff(torch.tensor([1.0]), torch.tensor([0]))  # logits, ids
+        >>> filtered_probs(logits, FilterParams(cutoff=cutoff))
+        tensor([[0.2689, 0.0000, 0.7311]])
     """
     if is_wide(logits):
         from specdec.kernels.truncate.rows import probs_by_row

@@ -106,6 +106,10 @@ def point_rule(draft: Draft, target_tokens: Tensor) -> tuple[Tensor, Tensor]:
 def append_token(draft_tokens: Tensor, num_accepted: Tensor, extra: Tensor) -> Tensor:
     """`[B, K + 1]`: the first `num_accepted` `[B]` of the draft tokens `[B, K]`, then `extra`
     `[B]`, then `PAD_TOKEN`.
+
+    Example:
+        >>> append_token(torch.tensor([[5, 6, 7]]), torch.tensor([1]), torch.tensor([9]))
+        tensor([[ 5,  9, -1, -1]])
     """
     index = torch.arange(draft_tokens.shape[1], device=draft_tokens.device)
     tokens = torch.where(index < num_accepted[:, None], draft_tokens, PAD_TOKEN)

@@ -25,6 +25,14 @@ def verify(
         logits: `[B, N, V]` of the target.
         params: how they become probabilities.
         uniforms, by_block: see `verify_probs`.
+
+    Example:
+        >>> import torch
+        >>> draft, logits = Draft(torch.tensor([[1]])), torch.tensor([[[0.0, 0.0], [0.0, 9.0]]])
+        >>> accept, resample = torch.tensor([[0.4]]).double(), torch.tensor([0.5]).double()
+        >>> uniforms = VerifyUniforms(accept, resample)
+        >>> verify(draft, logits, FilterParams(), uniforms, by_block=False).tokens
+        tensor([[1, 1]])
     """
     if draft.is_chain and logits.is_cuda and suits_kernels(logits):
         from specdec.kernels.verify import triton
