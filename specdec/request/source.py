@@ -118,9 +118,10 @@ def _given(
             "prompt is decoder_input_ids"
         )
     longest = 2 * getattr(whole.config, "max_source_positions", 0)
-    if own == "input_features" and longest and given.get(own, torch.empty(0)).shape[-1] > longest:
+    frames = given[own].shape[-1] if own == "input_features" and own in given else 0
+    if longest and frames > longest:
         raise ValueError(
-            f"input_features has {given[own].shape[-1]} frames, and the encoder reads {longest} at "
+            f"input_features has {frames} frames, and the encoder reads {longest} at "
             "once; call model.generate(..., custom_generate=generator), which goes window by window"
         )
     if own == "input_ids" and own in given and "attention_mask" in given:

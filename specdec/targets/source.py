@@ -141,10 +141,10 @@ class CausalDecoder(PreTrainedModel, GenerationMixin):
         """
         states: list[Tensor] = []
         lengths = [4 + first % 5 for first in texts[:, 0].tolist()]
-        mask = torch.zeros(len(texts), 9, dtype=torch.long)
+        mask = torch.zeros(len(texts), 9, dtype=torch.long, device="cpu")
         for row, first in enumerate(texts[:, 0].tolist()):
-            generator = torch.Generator().manual_seed(first)
-            states.append(torch.randn(9, self.source_width, generator=generator))
+            own = {"generator": torch.Generator().manual_seed(first), "device": "cpu"}
+            states.append(torch.randn(9, self.source_width, **own))
             mask[row, : lengths[row]] = 1
             mask[row, first % 3] = 0
         states = torch.stack(states).to(texts.device, self.dtype)
