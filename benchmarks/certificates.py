@@ -35,12 +35,12 @@ from specdec import (
     SpeculativeGenerator,
     zoo,
 )
-from specdec.certificates.generator.along import MOST_FAR, ON_LOOP
-from specdec.certificates.generator.alternatives import Ratios
-from specdec.certificates.generator.directions import DIRECTIONS, Directions
-from specdec.certificates.generator.learned import Learned
-from specdec.certificates.generator.martingale import Wealth
-from specdec.certificates.generator.reading import Reader
+from specdec.lab.certificates.generator.along import MOST_FAR, ON_LOOP
+from specdec.lab.certificates.generator.alternatives import Ratios
+from specdec.lab.certificates.generator.directions import DIRECTIONS, Directions
+from specdec.lab.certificates.generator.learned import Learned
+from specdec.lab.certificates.generator.martingale import Wealth
+from specdec.lab.certificates.generator.reading import Reader
 from specdec.request.lists import left_padded
 
 OPTIONS = {"temperature": 1.0, "neutral": True, "eos_token_id": []}

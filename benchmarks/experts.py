@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdec.evaluation import evaluate, own_prompts, read_prompts
 from specdec.generator import SpeculativeGenerator
 from specdec.hf.layers import EXPERTS
+from specdec.lab.evaluation import evaluate, own_prompts, read_prompts
+from specdec.lab.show.table import Table, Tabular
 from specdec.loading import load_target
-from specdec.show.table import Table, Tabular
 
 
 def expected_experts(num_experts: int, per_token: int, tokens: int) -> float:

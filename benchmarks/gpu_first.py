@@ -19,7 +19,7 @@ from models import block_head, eagle3, prompt, shape
 from timing import DEVICE, Turns, about
 
 from specdec.drafters.mask_token.correction import MarkovConfig
-from specdec.show.table import Table
+from specdec.lab.show.table import Table
 
 PLAIN = "specdec, no drafter"
 HEADER = ["", "ms per step", "spread", "x plain", "tokens per step, at most", "captured in, s"]

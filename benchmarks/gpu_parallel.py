@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed import DistributedConfig
 
 from specdec import Target
-from specdec.show.table import Table
+from specdec.lab.show.table import Table
 
 HEADER = ["ms per step", "steps run eagerly", "captured"]
 

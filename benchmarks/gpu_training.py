@@ -26,19 +26,19 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PrinterCallback, TrainerCallback
 from transformers.distributed import DistributedConfig
 
-from specdec.cli.training_memory import process_memory
 from specdec.drafters import EagleDrafter
 from specdec.hf.prompts import auto_class
-from specdec.show.table import Table
-from specdec.training import (
+from specdec.lab.cli.training_memory import process_memory
+from specdec.lab.show.table import Table
+from specdec.lab.training import (
     ObjectiveArguments,
     ObjectiveTrainer,
     PackedStream,
     TrainingTimeTest,
     new_head,
 )
-from specdec.training.memory import StepMemory
-from specdec.training.target_parts import keep_tables_whole, spread_plan
+from specdec.lab.training.memory import StepMemory
+from specdec.lab.training.target_parts import keep_tables_whole, spread_plan
 
 STEPS, WARM_UP = 12, 3
 TOKENS, LENGTH, IDS = (16_384, 2048, 32_000) if DEVICE == "cuda" else (256, 32, 100)

@@ -26,11 +26,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdec import ModelDrafter, RejectionSampler, SpeculativeGenerator
-from specdec.certificates.generator.alternatives import Ratios
-from specdec.certificates.generator.directions import DIRECTIONS, Directions, Gains
-from specdec.certificates.generator.learned import Learned
-from specdec.certificates.generator.martingale import Wealth
-from specdec.certificates.generator.reading import Reader
+from specdec.lab.certificates.generator.alternatives import Ratios
+from specdec.lab.certificates.generator.directions import DIRECTIONS, Directions, Gains
+from specdec.lab.certificates.generator.learned import Learned
+from specdec.lab.certificates.generator.martingale import Wealth
+from specdec.lab.certificates.generator.reading import Reader
 from specdec.request.lists import left_padded
 
 OPTIONS = {"temperature": 0.3, "neutral": True, "eos_token_id": []}

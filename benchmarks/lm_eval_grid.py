@@ -21,7 +21,7 @@ from timing import Side, Turns, about, show, timed
 from torch import distributed
 
 from specdec import processes, zoo
-from specdec.integrations.lm_eval import model_type
+from specdec.lab.integrations.lm_eval import model_type
 
 UNTIL = {
     r'`"\n"`': ["\n"],

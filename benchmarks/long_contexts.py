@@ -29,11 +29,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from specdec import EagleDrafter, SpeculativeGenerator, training, zoo
-from specdec.evaluation import Study, sweep
+from specdec.lab.evaluation import Study, sweep
+from specdec.lab.training import TrainingTimeTest, new_head
+from specdec.lab.training.heads import with_layer
+from specdec.lab.zoo import WEIGHTS_DIR, corpus
 from specdec.targets import Target
-from specdec.training import TrainingTimeTest, new_head
-from specdec.training.heads import with_layer
-from specdec.zoo import WEIGHTS_DIR, corpus
 
 K, NEW_TOKENS, TRAINED = 4, 64, 512
 LENGTHS = (512, 1024, 2048, 4096)

@@ -18,8 +18,8 @@ from specdec.drafters.eagle import EagleConfig, EagleHead
 from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.mask_token.head import MaskTokenConfig, MaskTokenHead
 from specdec.drafters.mtp.head import MTPHead
+from specdec.lab.training.mtp import mtp_config
 from specdec.samplers import RejectionSampler, Sampler, Stream
-from specdec.training.mtp import mtp_config
 from specdec.types import PAD_TOKEN, Verdict
 
 NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")

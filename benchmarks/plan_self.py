@@ -19,14 +19,14 @@ import numpy as np
 
 from specdec import SelfDrafter, SpeculativeGenerator, Target
 from specdec.drafters.visible import draft_cache
-from specdec.evaluation import costs, every_position, measure_costs, own_prompts, read_prompts
-from specdec.evaluation import replay as replayed
-from specdec.evaluation.costs import CostCurve
-from specdec.evaluation.prompts import encode
+from specdec.lab.evaluation import costs, every_position, measure_costs, own_prompts, read_prompts
+from specdec.lab.evaluation import replay as replayed
+from specdec.lab.evaluation.costs import CostCurve
+from specdec.lab.evaluation.prompts import encode
+from specdec.lab.trace import Trace
 from specdec.loading import load_target
 from specdec.request.lists import left_padded
 from specdec.samplers import BlockSampler
-from specdec.trace import Trace
 
 PATIENCE = 3
 """A search ends after so many sets of layers that are no faster than the best one."""

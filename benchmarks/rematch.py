@@ -28,12 +28,12 @@ from timing import DEVICE, about, timed
 from specdec import EagleDrafter, MaskTokenDrafter, ModelDrafter, MTPDrafter, training, zoo
 from specdec.drafters.mask_token.correction import MarkovConfig
 from specdec.drafters.medusa import MedusaDrafter
-from specdec.evaluation import Study, sweep
-from specdec.evaluation.intervals import holm
-from specdec.show.table import Table
-from specdec.training import blocks, eagle, losses, mask_token, medusa, mtp
-from specdec.training.divergences import find_loss
-from specdec.zoo import corpus
+from specdec.lab.evaluation import Study, sweep
+from specdec.lab.evaluation.intervals import holm
+from specdec.lab.show.table import Table
+from specdec.lab.training import blocks, eagle, losses, mask_token, medusa, mtp
+from specdec.lab.training.divergences import find_loss
+from specdec.lab.zoo import corpus
 
 K = 4
 TEXTS = {"within": 384, "beyond": 1024}

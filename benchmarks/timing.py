@@ -15,7 +15,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from specdec.show.table import Table
+from specdec.lab.show.table import Table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Side = Callable[[], float]

@@ -14,9 +14,9 @@ from models import shape
 from timing import DEVICE, Turns, about, show, timed
 
 from specdec.drafters import EagleDrafter
-from specdec.training import TrainingTimeTest, new_head
-from specdec.training.divergences import soft_ce
-from specdec.training.optimizer import MuonAdamW
+from specdec.lab.training import TrainingTimeTest, new_head
+from specdec.lab.training.divergences import soft_ce
+from specdec.lab.training.optimizer import MuonAdamW
 
 ROW_TOKENS, WAYS = 2048, {"plain": (None, 4096), "lean": (32_000, 16_384)}
 if DEVICE == "cpu":

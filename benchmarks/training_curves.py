@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter, SpeculativeGenerator, training, zoo
-from specdec.training import eagle, mask_token, mtp
-from specdec.zoo import corpus
+from specdec.lab.training import eagle, mask_token, mtp
+from specdec.lab.zoo import corpus
 
 HAS_GPU, K = torch.cuda.is_available(), 4
 SIZES = {"use_cpu": not HAS_GPU, "bf16": HAS_GPU, "tokens_per_step": 16384 if HAS_GPU else 1024}

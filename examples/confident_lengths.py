@@ -29,8 +29,8 @@ from specdec import (
     WrappedDrafter,
     zoo,
 )
+from specdec.lab.show.table import Table
 from specdec.loop.lengths import AutoLength, Timed, time_steps
-from specdec.show.table import Table
 
 SLOPE, BIAS = 0.5, -0.2
 

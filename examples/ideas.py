@@ -41,16 +41,16 @@ from specdec import (
     evaluate,
     zoo,
 )
-from specdec.show.table import Table
-from specdec.training import (
+from specdec.lab.show.table import Table
+from specdec.lab.training import (
     EveryHead,
     ObjectiveArguments,
     ObjectiveTrainer,
     PackedStream,
     encode_texts,
 )
-from specdec.training.medusa import new_head
-from specdec.zoo.corpus import library_files, read_source
+from specdec.lab.training.medusa import new_head
+from specdec.lab.zoo.corpus import library_files, read_source
 
 GUIDES = Path(__file__).parents[1] / "docs"
 CHOICES = ((0,), (0, 0), (1,), (0, 1), (2,), (0, 0, 0), (1, 0), (0, 2), (3,), (0, 0, 1), (2, 0))

@@ -24,7 +24,7 @@ import numpy as np
 from scipy import stats
 
 from specdec import Drafter, Evaluation, Target, Tree
-from specdec.evaluation import Estimate, Prompt, Study, read_prompts, sweep
+from specdec.lab.evaluation import Estimate, Prompt, Study, read_prompts, sweep
 from specdec.loading import load_drafter, load_target
 
 FILE = Path(__file__).with_name("protocols.toml")

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from specdec import Sampler, certify
-from specdec.certificates import (
+from specdec.lab.certificates import (
     AnswerFrom,
     ForeignBatchSampler,
     ForeignSampler,
@@ -47,7 +47,7 @@ from specdec.certificates import (
     SamplerReport,
     huggingface_rule,
 )
-from specdec.certificates.sampler.exact import FOREIGN_SIZES
+from specdec.lab.certificates.sampler.exact import FOREIGN_SIZES
 from specdec.types import PAD_TOKEN
 
 FLOAT32 = {"bits": 24, "tolerance": 1e-6}

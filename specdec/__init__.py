@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from specdec.drafters import files
 
 if TYPE_CHECKING:
-    from specdec.certificates import certify
     from specdec.drafters.assistant import AssistantDrafter
     from specdec.drafters.base import Drafter, NoDrafter
     from specdec.drafters.eagle import EagleDrafter
@@ -27,9 +26,10 @@ if TYPE_CHECKING:
     from specdec.drafters.tree import Tree
     from specdec.drafters.visible import Recent, Sinks, TopSlots
     from specdec.drafters.wrapped import WrappedDrafter
-    from specdec.evaluation.evaluate import evaluate
-    from specdec.evaluation.evaluation import Evaluation
     from specdec.generator import SpeculativeGenerator
+    from specdec.lab.certificates import certify
+    from specdec.lab.evaluation.evaluate import evaluate
+    from specdec.lab.evaluation.evaluation import Evaluation
     from specdec.request import GenerateOptions
     from specdec.request.grammar import GrammarProcessor
     from specdec.results import GenerationResult, SpeculationStats
@@ -94,7 +94,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "certificates": "certify",
     "drafters.assistant": "AssistantDrafter",
     "drafters.base": "Drafter NoDrafter",
     "drafters.eagle": "EagleDrafter",
@@ -112,8 +111,9 @@ _HOMES = {
     "drafters.tree": "Tree",
     "drafters.visible": "Recent Sinks TopSlots",
     "drafters.wrapped": "WrappedDrafter",
-    "evaluation": "Evaluation evaluate",
     "generator": "SpeculativeGenerator",
+    "lab.certificates": "certify",
+    "lab.evaluation": "Evaluation evaluate",
     "request": "GenerateOptions",
     "request.grammar": "GrammarProcessor",
     "results": "GenerationResult SpeculationStats",
@@ -135,8 +135,9 @@ files.checkpoints = lambda name: import_module(f"specdec.checkpoints.{name}")
 
 def __getattr__(name: str):
     # On first use: torch and transformers take seconds, for which `specdec --help` need not wait.
-    if find_spec(f"specdec.{name}"):
-        return import_module(f"specdec.{name}")
+    for room in (f"specdec.{name}", f"specdec.lab.{name}"):  # `from specdec import zoo`
+        if find_spec(room):
+            return import_module(room)
     for home, names in _HOMES.items():
         if name in names.split():
             globals()[name] = getattr(import_module(f"specdec.{home}"), name)

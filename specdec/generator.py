@@ -26,6 +26,7 @@ from transformers.generation.streamers import BaseStreamer
 from specdec.arguments import check_integer, shown
 from specdec.drafters import Drafter
 from specdec.graphs.tree import modules_of
+from specdec.lab.show.text import draft_size
 from specdec.loop.host import Generation, OutputCollector, StepRecord
 from specdec.loop.outcome import Outcome, PendingOutcome
 from specdec.loop.state import Parts
@@ -35,14 +36,13 @@ from specdec.request.call import Request, read_request
 from specdec.request.keywords import with_options
 from specdec.results import GenerationResult
 from specdec.samplers import Sampler
-from specdec.show.text import draft_size
 from specdec.targets import Target
 from specdec.targets.target import SlotModel
 
 if TYPE_CHECKING:
+    from specdec.lab.trace import Trace
     from specdec.loop.lengths import ChooseLength
     from specdec.request.hook import HookOutput
-    from specdec.trace import Trace
 
 
 class SpeculativeGenerator:
@@ -340,7 +340,7 @@ class SpeculativeGenerator:
             input_ids, attention_mask: as in `start`.
             streamer: an HF streamer; gets the prompt and then each new token once, in order.
             trace: keep in the result every step of every row with its probabilities, draws,
-                entropies and times (`specdec.trace.Trace`). Steps take longer then.
+                entropies and times (`specdec.lab.trace.Trace`). Steps take longer then.
             check: run every step eagerly, too, on tensors of its own, and compare: tokens,
                 acceptance by position, lengths. Costs both, and waits for the device.
             options: as in `start`.

@@ -43,6 +43,7 @@ from specdec.drafters.model import check_same_tokenizer
 from specdec.drafters.visible import draft_cache
 from specdec.hf.forward import device_of
 from specdec.hf.prompts import auto_class
+from specdec.lab.show.text import one_line, printable
 from specdec.samplers import (
     BlockSampler,
     CouplingSampler,
@@ -53,7 +54,6 @@ from specdec.samplers import (
     SpecTrSampler,
     TypicalSampler,
 )
-from specdec.show.text import one_line, printable
 from specdec.targets import Target
 
 SAMPLERS: dict[str, type[Sampler]] = {
@@ -111,7 +111,7 @@ def load_target(
         reason = one_line(error)[:120]
         raise ValueError(f"device {device} cannot be used here: {reason}; try cpu") from error
     if name == "zoo":
-        from specdec import zoo
+        from specdec.lab import zoo
 
         dtype = getattr(torch, "float32" if dtype == "auto" else str(dtype).removeprefix("torch."))
         with _whole_in_each_process():
@@ -142,7 +142,7 @@ def place_of(name: str, dtype: str | torch.dtype = "auto") -> tuple[str, str | t
     """The folder or id of a model, and its data type: the zoo is computed in float32."""
     if name != "zoo":
         return name, dtype
-    from specdec import zoo
+    from specdec.lab import zoo
 
     return str(zoo.WEIGHTS_DIR / "target"), torch.float32 if dtype == "auto" else dtype
 
@@ -188,7 +188,7 @@ def load_drafter(
         ValueError: there is no such drafter, it cannot be loaded, or does not take an argument.
 
     Example:
-        >>> from specdec import zoo
+        >>> from specdec.lab import zoo
         >>> load_drafter("zoo:eagle3", zoo.load_target(), 5).num_draft_tokens
         5
     """
@@ -242,7 +242,7 @@ def find_drafter(
         given["visible"] = draft_cache(int(path))
         return lambda target, **_: SelfDrafter(target, **given)
     if kind == "zoo" and path:
-        from specdec import zoo
+        from specdec.lab import zoo
 
         check_choice("the zoo's drafter", path, zoo.DRAFTERS)
         return lambda target, **_: zoo.load_drafter(path, target, **given)

@@ -280,28 +280,28 @@ class SpeculationStats:
 
     def to_frame(self):
         """A pandas frame with one line per draft position."""
-        from specdec.show.statistics import frame_of_positions
+        from specdec.lab.show.statistics import frame_of_positions
 
         return frame_of_positions(self)
 
     def to_frame_of_rows(self):
         """A pandas frame with one line per row of the batch (per prompt), in their order."""
-        from specdec.show.statistics import frame_of_rows
+        from specdec.lab.show.statistics import frame_of_rows
 
         return frame_of_rows(self, _OF_ROWS)
 
     def __repr__(self) -> str:
-        from specdec.show.statistics import line_of
+        from specdec.lab.show.statistics import line_of
 
         return line_of(self)
 
     def __str__(self) -> str:
-        from specdec.show.statistics import text_of
+        from specdec.lab.show.statistics import text_of
 
         return text_of(self)
 
     def _repr_html_(self) -> str:
-        from specdec.show.statistics import html_of
+        from specdec.lab.show.statistics import html_of
 
         return html_of(self)
 
@@ -333,7 +333,7 @@ class GenerationResult(Generic[TraceOrNone]):
             generations.
         stats: counts and rates.
         trace: steps by row, with `generate(..., trace=True)`, which takes longer; else `None`. It
-            is a `specdec.trace.Trace`, which also holds the probabilities, draws, entropies and
+            is a `specdec.lab.trace.Trace`, which also holds the probabilities, draws, entropies and
             times of every step.
         steps: per row its steps (draft, accepted and new tokens), in every result, without
             `trace=True` too.
@@ -414,7 +414,7 @@ class GenerationResult(Generic[TraceOrNone]):
             row: of the batch.
             tokenizer: decodes the tokens; by default the call's own. Without any, pieces are ids.
         """
-        from specdec.show.text import pieces
+        from specdec.lab.show.text import pieces
 
         tokens = self.new_tokens[row, : self.lengths[row]].tolist()
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
@@ -442,12 +442,12 @@ class GenerationResult(Generic[TraceOrNone]):
     if not TYPE_CHECKING:  # a type checker finds these faults itself
 
         def __getitem__(self, index):
-            from specdec.show.misuse import refuse_index
+            from specdec.lab.show.misuse import refuse_index
 
             refuse_index(index)
 
         def __len__(self):
-            from specdec.show.misuse import refuse_length
+            from specdec.lab.show.misuse import refuse_length
 
             refuse_length()
 
@@ -455,17 +455,17 @@ class GenerationResult(Generic[TraceOrNone]):
             return True
 
         def __getattr__(self, name):
-            from specdec.show.misuse import refuse_name
+            from specdec.lab.show.misuse import refuse_name
 
             refuse_name(self, name)
 
     def __repr__(self) -> str:
-        from specdec.show.texts import text_of
+        from specdec.lab.show.texts import text_of
 
         return text_of(self)
 
     def _repr_html_(self) -> str:
-        from specdec.show.texts import html_of
+        from specdec.lab.show.texts import html_of
 
         return html_of(self)
 

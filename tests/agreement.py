@@ -3,8 +3,8 @@
 import math
 
 from specdec import SpeculativeGenerator
-from specdec.evaluation import Estimate
-from specdec.evaluation.intervals import bootstrap, ratio
+from specdec.lab.evaluation import Estimate
+from specdec.lab.evaluation.intervals import bootstrap, ratio
 from specdec.results import SpeculationStats
 
 

@@ -90,7 +90,7 @@ def exact_float32():
 def _commands_certify_over_few_problems(request, monkeypatch):
     """`tests/certificates` is about certificates."""
     if request.path.parent.name == "cli":
-        from specdec.certificates.sampler import exact
+        from specdec.lab.certificates.sampler import exact
 
         monkeypatch.setattr(exact, "SIZES", ((2, 1, 2),))
 
@@ -103,7 +103,7 @@ def _only_the_first_wider_problems_are_tried(request, monkeypatch):
     files = "test_certify.py", "test_certify_foreign.py", "test_draft_law.py", "test_own_numbers.py"
     others = "test_path_laws.py", "test_snippets.py", "test_certify_doors.py"
     if request.path.name in (*files, *others) or request.path.parent.name in ("cli", "examples"):
-        from specdec.certificates.sampler import exact
+        from specdec.lab.certificates.sampler import exact
 
         wider = exact.wider_problems
         monkeypatch.setattr(exact, "wider_problems", lambda *a, **kw: islice(wider(*a, **kw), 1))
@@ -123,7 +123,7 @@ def _ways_to_draw_are_examined_once(request, monkeypatch, _draft_laws):
     files = "test_certify.py", "test_certify_foreign.py", "test_path_laws.py"
     if request.path.name not in files and request.path.parent.name != "cli":
         return
-    from specdec.certificates.sampler import exact
+    from specdec.lab.certificates.sampler import exact
     from specdec.samplers import draw_by_inversion
 
     examine = exact.examine_draft_law

@@ -1,4 +1,4 @@
-"""What tests of exact laws need on top of `specdec.certificates`, which has the method."""
+"""What tests of exact laws need on top of `specdec.lab.certificates`, which has the method."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,10 +7,15 @@ import torch
 from torch import Tensor
 from warpers import by_row, huggingface_law
 
-from specdec.certificates.sampler.enumeration import Flips, find_flips, joint_law, mispredictions
-from specdec.certificates.sampler.problems import Problems
-from specdec.certificates.sampler.problems import random_problems as draw_problems
-from specdec.certificates.sampler.races import find_races, wrong_winners
+from specdec.lab.certificates.sampler.enumeration import (
+    Flips,
+    find_flips,
+    joint_law,
+    mispredictions,
+)
+from specdec.lab.certificates.sampler.problems import Problems
+from specdec.lab.certificates.sampler.problems import random_problems as draw_problems
+from specdec.lab.certificates.sampler.races import find_races, wrong_winners
 from specdec.samplers import draw_by_race
 from specdec.types import Verdict
 

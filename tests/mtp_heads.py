@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from specdec.drafters import MTPConfig, MTPDrafter, MTPHead
 from specdec.drafters.head.layer_config import LayerConfig
-from specdec.training.mtp import MultiTokenPrediction
+from specdec.lab.training.mtp import MultiTokenPrediction
 
 VOCAB, WIDTH = 23, 16
 

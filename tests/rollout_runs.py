@@ -13,9 +13,9 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, TrainerCallback
 
 from specdec import CouplingSampler, zoo
-from specdec.integrations.trl import speculate
+from specdec.lab.integrations.trl import speculate
+from specdec.lab.training import FollowTarget, TrainingTimeTest
 from specdec.samplers import LogitsFilter, Noise
-from specdec.training import FollowTarget, TrainingTimeTest
 
 STEPS, GROUP, NEW_TOKENS = 4, 4, 16
 PROMPTS = zoo.heldout_prompts(16)

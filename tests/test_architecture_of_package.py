@@ -17,16 +17,17 @@ PACKAGE = Path(specdec.__file__).parent
 FLOORS = {
     **dict.fromkeys(["arguments", "atomic", "torch_names", "hf", "processes"], 1),
     **dict.fromkeys(["settings", "types", "graphs"], 1),
-    **dict.fromkeys(["jsonl", "results", "trace", "show"], 2),
+    **dict.fromkeys(["jsonl", "results", "lab.trace", "lab.show"], 2),
     **dict.fromkeys(["kernels", "slots", "targets"], 3),
     "samplers": 4,
     "request": 5,
     "drafters": 6,
     "checkpoints": 7,
-    **dict.fromkeys(["loop", "zoo", "loading"], 8),
+    **dict.fromkeys(["loop", "lab.zoo", "loading"], 8),
     "generator": 9,
-    **dict.fromkeys(["evaluation", "certificates", "inspection", "training", "integrations"], 10),
-    **dict.fromkeys(["cli", "__main__"], 11),
+    **dict.fromkeys(["lab.evaluation", "lab.certificates", "lab.inspection"], 10),
+    **dict.fromkeys(["lab.training", "lab.integrations"], 10),
+    **dict.fromkeys(["lab.cli", "__main__", "lab"], 11),
 }
 """Floor of every room, from the ground up, as in section 5 of the design."""
 PUBLIC_NAMES = 10.5
@@ -42,7 +43,8 @@ def name_of(file: Path) -> str:
 
 def room_of(name: str) -> str:
     """The part of the package that a module belongs to; "" for the public names."""
-    return [*name.split("."), ""][1]
+    parts = [*name.split("."), ""]
+    return ".".join(parts[1:3]).rstrip(".") if parts[1] == "lab" else parts[1]
 
 
 MODULES = {name_of(file) for file in FILES}
@@ -114,7 +116,11 @@ def test_no_two_files_import_each_other():
 def test_the_zoo_is_reached_by_its_name_alone():
     """What trains and measures is not made for it."""
     pairs = [(room_of(name_of(file)), room_of(o)) for file in FILES for _, o in imports_of(file)]
-    assert {room for room, other in pairs if other == "zoo"} == {"zoo", "loading", "cli"}
+    assert {room for room, other in pairs if other == "lab.zoo"} == {
+        "lab.zoo",
+        "loading",
+        "lab.cli",
+    }
 
 
 def test_types_graphs_and_kernels_know_nothing_of_what_stands_above_types():
@@ -160,12 +166,18 @@ def test_every_file_and_public_part_says_what_it_is():
 def test_an_import_that_goes_up_or_in_a_circle_would_be_seen(tmp_path):
     file = tmp_path / "guilty.py"
     lines = [
-        *("def late():", "    from specdec.zoo import load_target", "    import specdec.cli"),
+        *("def late():", "    from specdec.lab.zoo import load_target"),
+        "    import specdec.lab.cli",
         *("    import_module('specdec.loop.step')", "    import_module(f'specdec.loop.{name}')"),
         "_HOMES = {'specdec.generator': 'SpeculativeGenerator'}",
     ]
     file.write_text("\n".join(lines))
-    late = [(2, "specdec.zoo"), (3, "specdec.cli"), (4, "specdec.loop.step"), (5, "specdec.loop")]
+    late = [
+        (2, "specdec.lab.zoo"),
+        (3, "specdec.lab.cli"),
+        (4, "specdec.loop.step"),
+        (5, "specdec.loop"),
+    ]
     assert sorted(imports_of(file)) == [*late, (6, "specdec.generator")]
     assert cycles_of({"a": {"b"}, "b": {"c"}, "c": {"b"}}) != []
     assert cycles_of({"a": {"b", "c"}, "b": {"c"}}) == []

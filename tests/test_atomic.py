@@ -23,13 +23,13 @@ from mtp_checkpoints import random_model
 from specdec import SpeculativeGenerator, SuffixDrafter, evaluate
 from specdec.atomic import append, replacing, replacing_files, write_text
 from specdec.drafters import MTPDrafter
-from specdec.evaluation import Evaluation
-from specdec.evaluation.run_file import RunFile
-from specdec.evaluation.study import StudyFolder
-from specdec.trace import Trace
-from specdec.training.follow import FollowTarget
-from specdec.training.mtp import new_head
-from specdec.training.trainer import last_checkpoint
+from specdec.lab.evaluation import Evaluation
+from specdec.lab.evaluation.run_file import RunFile
+from specdec.lab.evaluation.study import StudyFolder
+from specdec.lab.trace import Trace
+from specdec.lab.training.follow import FollowTarget
+from specdec.lab.training.mtp import new_head
+from specdec.lab.training.trainer import last_checkpoint
 
 ROOT = Path(__file__).parents[1]
 IDS = torch.tensor([[7, 8, 9]])
@@ -289,7 +289,9 @@ def writes_of(file: Path) -> list[int]:
 def test_nothing_of_ours_writes_a_file_in_place(tmp_path):
     files = [*(ROOT / "specdec").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]
     found = {str(file.relative_to(ROOT)): lines for file in files if (lines := writes_of(file))}
-    markers = found.pop("specdec/evaluation/shared_file.py")  # files that must not be there before
+    markers = found.pop(
+        "specdec/lab/evaluation/shared_file.py"
+    )  # files that must not be there before
     assert len(markers) == 1
     assert set(found) == {"specdec/atomic.py"}
     guilty = tmp_path / "guilty.py"

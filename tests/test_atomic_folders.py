@@ -20,8 +20,8 @@ from specdec import atomic
 from specdec.atomic import check_whole, finish_replacing, replacing_files, write_text
 from specdec.checkpoints.files import CheckpointFolder
 from specdec.drafters import MTPDrafter
+from specdec.lab.training.mtp import new_head
 from specdec.loading import find_pretrained
-from specdec.training.mtp import new_head
 
 STEPS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir"}
 """Of a process, as the interpreter reports them."""

@@ -16,7 +16,7 @@ from pages import PAGES, ROOT, blocks
 from pictured_processors import paint, save
 
 from specdec import zoo
-from specdec.cli import app
+from specdec.lab.cli import app
 
 OWN_FOLDER = (
     "makes an environment or another program's checkout: a step of .ci/run, or before a release"
@@ -41,8 +41,8 @@ NOT_RUN = {
     "hf download": BY_THE_HUB,
     "specdec evaluate --target Qwen/": BY_THE_HUB,
     "PYTHONPATH=. python examples/reproduce.py": BY_THE_HUB,
-    "python -m specdec.integrations.lm_eval": BY_THE_HUB,
-    "torchrun --nproc-per-node 2 -m specdec.integrations.lm_eval": BY_THE_HUB,
+    "python -m specdec.lab.integrations.lm_eval": BY_THE_HUB,
+    "torchrun --nproc-per-node 2 -m specdec.lab.integrations.lm_eval": BY_THE_HUB,
     "torchrun --nproc-per-node 2 -m specdec train": "tests/parallel/test_spread_training.py does",
     "torchrun --nproc-per-node 8 -m specdec ablate": PROCESSES,
     "specdec ablate study  # the folder": PROCESSES,

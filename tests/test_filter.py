@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from warpers import by_row, filters, huggingface_law
 
-from specdec.certificates.sampler.enumeration import bisect
 from specdec.kernels import draw
+from specdec.lab.certificates.sampler.enumeration import bisect
 from specdec.samplers import LogitsFilter
 from specdec.samplers.logits_filter import logprobs_of
 

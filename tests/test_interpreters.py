@@ -43,7 +43,7 @@ if not text.equal(plain):
     raise SystemExit(f"{text} is not {plain}")
 """
 HELP = """
-from specdec.cli import COMMANDS, main
+from specdec.lab.cli import COMMANDS, main
 for arguments in [[], *([command.__name__.replace("_", "-")] for command in COMMANDS)]:
     if main([*arguments, "--help"]):
         raise SystemExit(f"{arguments}: no help")

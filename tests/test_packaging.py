@@ -94,7 +94,7 @@ def test_a_folder_and_a_file_that_are_left_out_are_noticed(tmp_path):
     """The negative control: exactly these are missing, in both."""
     copy_tracked(tmp_path / "copy")
     settings = tmp_path / "copy" / "pyproject.toml"
-    find, data = 'include = ["specdec*"]', ', "trace/page.html"'
+    find, data = 'include = ["specdec*"]', '    "lab/trace/page.html",\n'
     text = settings.read_text()
     assert text.count(find) == text.count(data) == 1
     text = text.replace(find, f'{find}\nexclude = ["specdec.targets*"]').replace(data, "")
@@ -105,7 +105,7 @@ def test_a_folder_and_a_file_that_are_left_out_are_noticed(tmp_path):
     left_out = {name for name in files if name.startswith("specdec/targets/")}
     assert left_out
     for packed in build(tmp_path / "copy", tmp_path):
-        assert files - packed == left_out | {"specdec/trace/page.html"}
+        assert files - packed == left_out | {"specdec/lab/trace/page.html"}
 
 
 def test_no_pattern_of_gitignore_swallows_a_file_of_the_package():

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from specdec import CouplingSampler, Draft, SpeculativeGenerator, Tree, certify
-from specdec.certificates.sampler.enumeration import find_flips, joint_law
-from specdec.certificates.sampler.optimum import most_accepted
-from specdec.certificates.sampler.paths import Paths
-from specdec.certificates.sampler.problems import FILTERS, Problems, random_problems
 from specdec.drafters import Paths as DraftPaths
 from specdec.drafters.base import shape_of
 from specdec.kernels.verify import paths as kernel
 from specdec.kernels.verify.paths import PathDraft
+from specdec.lab.certificates.sampler.enumeration import find_flips, joint_law
+from specdec.lab.certificates.sampler.optimum import most_accepted
+from specdec.lab.certificates.sampler.paths import Paths
+from specdec.lab.certificates.sampler.problems import FILTERS, Problems, random_problems
 from specdec.samplers import (
     BlockSampler,
     GBVSampler,

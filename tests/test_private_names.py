@@ -37,7 +37,7 @@ def private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and len(name) > 1
 
 
-OVERRIDDEN = {"training/trainer.py": ["_save"], "checkpoints/keys.py": ["_attn_implementation"]}
+OVERRIDDEN = {"lab/training/trainer.py": ["_save"], "checkpoints/keys.py": ["_attn_implementation"]}
 """A method of HF's `Trainer` that a subclass of ours extends, and a key of configuration files."""
 OF_NAMED_TUPLES = {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}
 IN_FILES = {"_codebook", "_torchspec_version", "_norm_eps", "_0"}

@@ -25,9 +25,9 @@ from specdec import (
     certify,
     zoo,
 )
-from specdec.certificates import ForeignSampler, huggingface_rule
-from specdec.evaluation import compare, evaluate, every_position, replay
-from specdec.training import MaskRollouts, TrainingTimeTest, eagle, mask_token
+from specdec.lab.certificates import ForeignSampler, huggingface_rule
+from specdec.lab.evaluation import compare, evaluate, every_position, replay
+from specdec.lab.training import MaskRollouts, TrainingTimeTest, eagle, mask_token
 
 PROMPTS = torch.randint(5, 61, (3, 9), generator=torch.Generator().manual_seed(1))
 SAMPLED = {"temperature": 0.9, "top_k": 30, "top_p": 0.95, "min_p": 0.01, "seed": [1, 2, 3]}

@@ -10,11 +10,11 @@ from exact_law import law_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.certificates.sampler.paths import Paths
-from specdec.certificates.sampler.problems import Problems, random_weights
 from specdec.kernels import draw
 from specdec.kernels.types import VerifyUniforms
 from specdec.kernels.verify.reference import point_rule, token_rule
+from specdec.lab.certificates.sampler.paths import Paths
+from specdec.lab.certificates.sampler.problems import Problems, random_weights
 from specdec.samplers import (
     BlockSampler,
     CouplingSampler,

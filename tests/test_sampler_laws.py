@@ -1,7 +1,7 @@
 """Law 1 for all samplers: lossless ones have the target's law, lossy ones are off by what they say.
 
 One round over context-dependent integer-weight tables, completed to K + 1 tokens by the target, has
-the target's joint law to 1e-12 in float64; `specdec.certificates` has the method. What the law
+the target's joint law to 1e-12 in float64; `specdec.lab.certificates` has the method. What the law
 should be comes from HF's own warpers and processors here, not from the package.
 """
 
@@ -22,8 +22,8 @@ from transformers import (
 )
 from warpers import filters
 
-from specdec.certificates.sampler.enumeration import find_flips, joint_law
-from specdec.certificates.sampler.problems import FILTERS, Problems, filtered_law
+from specdec.lab.certificates.sampler.enumeration import find_flips, joint_law
+from specdec.lab.certificates.sampler.problems import FILTERS, Problems, filtered_law
 from specdec.loop.processors import process_window
 from specdec.samplers import (
     BlockSampler,

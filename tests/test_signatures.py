@@ -13,9 +13,9 @@ import torch
 
 import specdec
 from specdec import certify, zoo
-from specdec.certificates import ForeignBatchSampler, ForeignSampler
-from specdec.certificates.generator.report import certify_generator
-from specdec.certificates.sampler.exact import certify_sampler
+from specdec.lab.certificates import ForeignBatchSampler, ForeignSampler
+from specdec.lab.certificates.generator.report import certify_generator
+from specdec.lab.certificates.sampler.exact import certify_sampler
 
 
 def keywords_of(function):

@@ -83,7 +83,9 @@ def names_of(page: str, index: int) -> dict:
 def test_every_snippet_runs_alone(page, index):
     block = blocks(page)[index]
     for library in LIBRARIES:
-        if re.search(rf"^(import|from) (specdec\.integrations\.)?{library}\b", block, re.MULTILINE):
+        if re.search(
+            rf"^(import|from) (specdec\.lab\.integrations\.)?{library}\b", block, re.MULTILINE
+        ):
             pytest.importorskip(library)
     assert names_of(page, index).keys() > PATHS.keys()
 

@@ -14,9 +14,16 @@ import pytest
 import specdec
 
 ROOT = Path(specdec.__file__).parents[1]
+
+
+def _modules_in(room: str) -> list[str]:
+    folder = getattr(importlib.import_module(room), "__path__", [])
+    return [f"{room}.{module.name}" for module in pkgutil.iter_modules(folder)]
+
+
 ROOMS = {
     name: getattr(importlib.import_module(name), "__all__", [])
-    for name in ("specdec", *(f"specdec.{r.name}" for r in pkgutil.iter_modules(specdec.__path__)))
+    for name in ("specdec", *_modules_in("specdec"), *_modules_in("specdec.lab"))
     if name != "specdec.__main__"
 }
 """The public names by room."""
@@ -63,15 +70,12 @@ def test_a_name_in_two_rooms_is_one_object_and_every_name_exists():
             assert home[1] is value or {home[0], room} == {"specdec.loop", "specdec.kernels"}
 
 
-def _modules_of(room: str) -> list:
-    return list(pkgutil.iter_modules(getattr(importlib.import_module(room), "__path__", [])))
-
-
-IMPORT = re.compile(r"^from (specdec(?:\.\w+)?) import (\([^)]*\)|.*)$", re.MULTILINE)
+IMPORT = re.compile(r"^from (specdec(?:\.lab)?(?:\.\w+)?) import (\([^)]*\)|.*)$", re.MULTILINE)
 
 
 def test_pages_and_notebooks_import_promised_names_from_rooms():
-    modules = {f"{r}.{m.name}" for r in ROOMS for m in _modules_of(r)}
+    modules = {module for room in ("specdec.lab", *ROOMS) for module in _modules_in(room)}
+    modules |= {f"specdec.{room.rpartition('.')[2]}" for room in _modules_in("specdec.lab")}
     found = [
         (room, name)
         for room, names in IMPORT.findall(text_of_pages())

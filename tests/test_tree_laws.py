@@ -18,10 +18,10 @@ from specdec import (
     RejectionSampler,
     TypicalSampler,
 )
-from specdec.certificates.sampler.enumeration import find_flips
-from specdec.certificates.sampler.problems import FILTERS, Problems, random_problems
 from specdec.graphs.tree import map_tensors
 from specdec.kernels.verify.tree import verify_tree
+from specdec.lab.certificates.sampler.enumeration import find_flips
+from specdec.lab.certificates.sampler.problems import FILTERS, Problems, random_problems
 from specdec.loop.step import check_verdict
 from specdec.results import RowStep
 from specdec.samplers import LogitsFilter, Noise

@@ -26,11 +26,11 @@ from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.head.layers import DecoderLayer, apply_lm_head
 from specdec.drafters.head.sharing import check_target
 from specdec.drafters.head.window import WindowPlan
-from specdec.evaluation import evaluate
-from specdec.inspection import alternatives, describe, table, try_readings
-from specdec.training import ObjectiveArguments, ObjectiveTrainer, PackedStream
-from specdec.training.heads import layer_like, untrained
-from specdec.training.losses import HeadObjective, losses_of
+from specdec.lab.evaluation import evaluate
+from specdec.lab.inspection import alternatives, describe, table, try_readings
+from specdec.lab.training import ObjectiveArguments, ObjectiveTrainer, PackedStream
+from specdec.lab.training.heads import layer_like, untrained
+from specdec.lab.training.losses import HeadObjective, losses_of
 from specdec.types import Draft
 
 NUM_DRAFT_TOKENS = 3

@@ -14,7 +14,7 @@ from eagle_heads import head_for
 from torch import nn
 
 from specdec.drafters import EagleDrafter
-from specdec.training import (
+from specdec.lab.training import (
     FeatureAndToken,
     ObjectiveArguments,
     ObjectiveTrainer,

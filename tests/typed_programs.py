@@ -15,7 +15,7 @@ for record in generator.stream(ids, temperature=0.5, top_p=0.9):
     "evaluates": """
 import specdec
 from specdec import Evaluation, SpeculativeGenerator, evaluate, zoo
-from specdec.evaluation import compare
+from specdec.lab.evaluation import compare
 
 target, tokenizer = zoo.load_target(), zoo.load_tokenizer()
 generator = SpeculativeGenerator(target, "lookup")

@@ -29,16 +29,16 @@ from specdec import (
     TopSlots,
     zoo,
 )
-from specdec.evaluation import Study, plots, sweep
-from specdec.evaluation.sweep import read_study
-from specdec.samplers import Noise
-from specdec.training import (
+from specdec.lab.evaluation import Study, plots, sweep
+from specdec.lab.evaluation.sweep import read_study
+from specdec.lab.training import (
     FollowTarget,
     NextToken,
     PackedStream,
     TrainingTimeTest,
     encode_texts,
 )
+from specdec.samplers import Noise
 
 FOLDER = Path(__file__).parent
 TARGET, TOKENIZER = zoo.load_target(), zoo.load_tokenizer()

@@ -26,16 +26,16 @@ from recipes.pictures.shapes import END, IMAGE, PATCH, SIZE, Captions, make_proc
 from specdec import SpeculativeGenerator
 from specdec.atomic import write_text
 from specdec.drafters.eagle import EagleDrafter, EagleHead
-from specdec.evaluation import difference, evaluate
-from specdec.training import (
+from specdec.lab.evaluation import difference, evaluate
+from specdec.lab.training import (
     Answered,
     AnsweredStream,
     AnswerTimeTest,
     ObjectiveArguments,
     ObjectiveTrainer,
 )
-from specdec.training.eagle import eagle_config
-from specdec.training.heads import untrained
+from specdec.lab.training.eagle import eagle_config
+from specdec.lab.training.heads import untrained
 
 NUM_PICTURES = 100_000
 HELD_OUT = 10_000_000

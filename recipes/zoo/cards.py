@@ -25,10 +25,10 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from recipes.zoo import sources
 from specdec import zoo
 from specdec.atomic import write_text
-from specdec.evaluation.evaluate import evaluate
 from specdec.generator import SpeculativeGenerator
-from specdec.training.trainer import ObjectiveTrainer
-from specdec.zoo import corpus
+from specdec.lab.evaluation.evaluate import evaluate
+from specdec.lab.training.trainer import ObjectiveTrainer
+from specdec.lab.zoo import corpus
 
 NUM_PROMPTS = 32
 NEW_TOKENS = 128

@@ -11,9 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from specdec.drafters.eagle import EagleHead
 from specdec.drafters.mask_token.head import MaskTokenHead
 from specdec.drafters.mtp.head import MTPHead
-from specdec.training.eagle import eagle_config
-from specdec.training.mask_token import mask_token_config
-from specdec.training.mtp import mtp_config
+from specdec.lab.training.eagle import eagle_config
+from specdec.lab.training.mask_token import mask_token_config
+from specdec.lab.training.mtp import mtp_config
 
 MAX_LENGTH = 2048
 """Positions of every model of the zoo, and the longest rows that it is trained on."""

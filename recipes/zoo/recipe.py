@@ -33,17 +33,17 @@ from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.mask_token.correction import MarkovConfig
 from specdec.drafters.mask_token.drafter import MaskTokenDrafter
 from specdec.drafters.mtp.drafter import MTPDrafter
-from specdec.training import (
+from specdec.lab.training import (
     Distillation,
     NextToken,
     ObjectiveArguments,
     ObjectiveTrainer,
     PackedStream,
 )
-from specdec.training.eagle import TrainingTimeTest
-from specdec.training.mask_token import MaskRollouts, with_correction
-from specdec.training.mtp import MultiTokenPrediction
-from specdec.zoo import WEIGHTS_DIR, corpus
+from specdec.lab.training.eagle import TrainingTimeTest
+from specdec.lab.training.mask_token import MaskRollouts, with_correction
+from specdec.lab.training.mtp import MultiTokenPrediction
+from specdec.lab.zoo import WEIGHTS_DIR, corpus
 
 Plan = dict[str, Any]
 """Fields of `ObjectiveArguments`."""
@@ -102,7 +102,7 @@ CORRECTION_TEXT = ({"num_rows": 2048, "prompt_tokens": 64, "new_tokens": 192, "b
 CORRECTION_DEPTHS = 7
 CORRECTION_ANCHORS = 0.5  # of the positions: the first draft token needs no correction
 CONTROL_RATE = 5e-4  # gentle: the weights have been trained to their end
-VERIFIER = "specdec.zoo"
+VERIFIER = "specdec.lab.zoo"
 OPTIMIZER = "Muon for the hidden matrices, AdamW for embedding, vocabulary head, norms and biases"
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from specdec.training.data import encode_texts
-from specdec.zoo.corpus import read_source, sources_of
+from specdec.lab.training.data import encode_texts
+from specdec.lab.zoo.corpus import read_source, sources_of
 
 # Packages that torch and transformers bring along, themselves included.
 PACKAGES = (

@@ -19,7 +19,7 @@ from specdec.drafters.assistant import (
     AssistantHead,
 )
 from specdec.drafters.head.sharing import check_target
-from specdec.show.text import one_line
+from specdec.lab.show.text import one_line
 
 KINDS = ("gemma4_assistant", "gemma4_unified_assistant")
 

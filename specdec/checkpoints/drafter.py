@@ -46,7 +46,7 @@ def load(
             head for another target.
 
     Example:
-        >>> from specdec import zoo
+        >>> from specdec.lab import zoo
         >>> load(zoo.WEIGHTS_DIR / "eagle3", zoo.load_target(), 3).num_draft_tokens
         3
     """

@@ -32,7 +32,7 @@ from specdec.checkpoints.vocab_map import write_vocab_map
 from specdec.drafters.head.config import HeadConfig
 from specdec.drafters.head.features import FeatureHead
 from specdec.drafters.head.layer_config import LayerConfig
-from specdec.show.text import one_line, printable
+from specdec.lab.show.text import one_line, printable
 
 LayoutName = Literal["safeailab", "speculators", "vllm", "huggingface", "z-lab"]
 
@@ -111,7 +111,7 @@ def layouts_of(head: FeatureHead) -> tuple[LayoutName, ...]:
     """Layouts that can express a head, the usual one first.
 
     Example:
-        >>> from specdec import zoo
+        >>> from specdec.lab import zoo
         >>> layouts_of(zoo.load_drafter("eagle3", zoo.load_target()).head)
         ('safeailab', 'speculators')
     """

@@ -22,7 +22,7 @@ class Source(NamedTuple):
     files follow, of a family that has records.
 
     Example:
-        >>> from specdec import zoo
+        >>> from specdec.lab import zoo
         >>> from specdec.checkpoints.eagle import EAGLE
         >>> source = EAGLE.detect(CheckpointFolder(zoo.WEIGHTS_DIR / "eagle3"))
         >>> source.producer, source.kind
@@ -49,7 +49,7 @@ class Translation:
         ids: names of `tensors` that hold ids of tokens and are stored as integers.
 
     Example:
-        >>> from specdec import zoo
+        >>> from specdec.lab import zoo
         >>> from specdec.checkpoints.eagle import EAGLE
         >>> folder = CheckpointFolder(zoo.WEIGHTS_DIR / "eagle3")
         >>> read = EAGLE.translate(folder, EAGLE.detect(folder), None, {})
@@ -93,7 +93,7 @@ class Family:
         yields: other families' heads have its marks, too: the claim of another family counts.
 
     Example:
-        >>> from specdec import zoo
+        >>> from specdec.lab import zoo
         >>> from specdec.checkpoints.families import FAMILIES
         >>> folder = CheckpointFolder(zoo.WEIGHTS_DIR / "eagle3")
         >>> [name for name, family in FAMILIES.items() if family.detect(folder)]

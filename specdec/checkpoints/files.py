@@ -21,7 +21,7 @@ from torch import Tensor
 
 from specdec.atomic import check_whole
 from specdec.checkpoints.config_fields import ConfigFields
-from specdec.show.text import printable, printable_json
+from specdec.lab.show.text import printable, printable_json
 
 MAX_JSON_BYTES = 8 * 2**20
 """Largest configuration or safetensors header that is parsed."""

@@ -14,7 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.drafters.head.hf_layer import HFLayerConfig
 from specdec.hf.layers import decoder_layers
-from specdec.show.text import one_line
+from specdec.lab.show.text import one_line
 
 MAX_LAYERS = 512
 """Most decoder layers of a target that is built, without memory, to find its classes."""

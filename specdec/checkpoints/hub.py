@@ -9,7 +9,7 @@ from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
 from specdec.arguments import check_path
-from specdec.show.text import one_line
+from specdec.lab.show.text import one_line
 
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 

@@ -17,7 +17,7 @@ from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.keys import unknown_keys
 from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.head.rotary import INTERLEAVED, SECTIONS
-from specdec.show.text import one_line
+from specdec.lab.show.text import one_line
 
 LAYER_CLASSES = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 """Decoder layers that speculators builds heads of, by their `model_type`."""

@@ -45,7 +45,7 @@ from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.head.sharing import check_target
 from specdec.drafters.mtp.drafter import MTPDrafter
 from specdec.drafters.mtp.head import MTPConfig, MTPHead, Semantics
-from specdec.show.text import one_line
+from specdec.lab.show.text import one_line
 from specdec.types import FeatureLayer
 
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
@@ -168,8 +168,8 @@ def save_modules(
 
     Engines read such modules from the target's own checkpoint only, each under the names of its
     producer, and no configuration states how they are wired: so a layout is written for heads that
-    its names mean (`specdec.training.mtp.new_head(target, layout=...)` makes one), and any other
-    head as the library's own.
+    its names mean (`specdec.lab.training.mtp.new_head(target, layout=...)` makes one), and any
+    other head as the library's own.
 
     Args:
         head: the weights.

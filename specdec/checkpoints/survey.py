@@ -170,7 +170,7 @@ def survey_checkpoint(
             do not fit, and keys that nothing reads, are listed in the result's `faults`.
 
     Example:
-        >>> from specdec import zoo
+        >>> from specdec.lab import zoo
         >>> from specdec.checkpoints.eagle import EAGLE
         >>> survey = survey_checkpoint(zoo.WEIGHTS_DIR / "eagle3", families=(EAGLE,))
         >>> survey.source.kind, survey.expected["fc.weight"], survey.faults
@@ -220,7 +220,7 @@ def family_of(
     """Which of the families a local folder holds a head of, if any. Its values are not read.
 
     Example:
-        >>> from specdec import zoo
+        >>> from specdec.lab import zoo
         >>> from specdec.checkpoints.eagle import EAGLE
         >>> folder = zoo.WEIGHTS_DIR
         >>> [family_of(folder / n, families=(EAGLE,)) is EAGLE for n in ("eagle3", "target")]

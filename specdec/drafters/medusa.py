@@ -137,7 +137,7 @@ class MedusaDrafter(HeadDrafter):
 
     Example:
         >>> from specdec import SpeculativeGenerator, zoo
-        >>> from specdec.training.medusa import new_head
+        >>> from specdec.lab.training.medusa import new_head
         >>> target = zoo.load_target()
         >>> drafter = MedusaDrafter(new_head(target, 4), target, tree="12x4")
         >>> SpeculativeGenerator(target, drafter).target.feature_layers

@@ -297,7 +297,7 @@ def check_same_tokenizer(target: PreTrainedTokenizerBase, draft: PreTrainedToken
     in the draft model's, naming the first. One of them may have more tokens.
 
     Example:
-        >>> from specdec import zoo
+        >>> from specdec.lab import zoo
         >>> check_same_tokenizer(zoo.load_tokenizer(), zoo.load_tokenizer())
     """
     theirs, own = ({i: t for t, i in x.get_vocab().items()} for x in (target, draft))

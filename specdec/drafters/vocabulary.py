@@ -64,7 +64,7 @@ class CommonVocabulary:
                 is of neither kind.
 
         Example:
-            >>> from specdec import zoo
+            >>> from specdec.lab import zoo
             >>> len(CommonVocabulary.of(zoo.load_tokenizer(), zoo.load_tokenizer()).target_ids)
             2048
         """

@@ -13,16 +13,16 @@ from transformers.generation.streamers import BaseStreamer
 
 from specdec.arguments import check_integer
 from specdec.graphs.tree import keep_rows, rows_to_keep
+from specdec.lab.show.text import draft_size
 from specdec.loop.outcome import Outcome, PendingOutcome
 from specdec.loop.state import Parts
 from specdec.loop.step import Stepper
 from specdec.loop.storage import Storage
 from specdec.request.call import Request
 from specdec.results import GenerationResult, RowStep, SpeculationStats
-from specdec.show.text import draft_size
 
 if TYPE_CHECKING:
-    from specdec.trace import Trace
+    from specdec.lab.trace import Trace
 
 
 class Generation:

@@ -14,11 +14,11 @@ from typing import Any
 from specdec.graphs import Captured
 from specdec.graphs.capture import CaptureError, GraphPool
 from specdec.graphs.storage import stable_storage
+from specdec.lab.show.text import draft_size
 from specdec.loop.outcome import Outcome
 from specdec.loop.prefill import chunks, prefill_chunk
 from specdec.loop.state import Parts, StepState
 from specdec.loop.step import step
-from specdec.show.text import draft_size
 
 NUM_EAGER = 3
 """Steps that run eagerly before the first one of a model is captured. After that one is enough."""

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec.lab.trace import Trace
+from specdec.lab.trace.record import StepNumbers, StepTimes
 from specdec.loop.host import Generation, StepRecord
 from specdec.loop.outcome import Outcome, Transfer
 from specdec.loop.state import StepState
 from specdec.samplers import Stream
 from specdec.settings import called
-from specdec.trace import Trace
-from specdec.trace.record import StepNumbers, StepTimes
 
 
 class StepTracer:

@@ -16,10 +16,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specdec.certificates.generator.alternatives import TEMPERATURES, TO_DRAFT, BestFit, Ratios
-from specdec.certificates.generator.directions import DIRECTIONS, Directions, Gains, accept_effect
-from specdec.certificates.generator.learned import Learned
-from specdec.certificates.generator.martingale import Wealth
+from specdec.lab.certificates.generator.alternatives import TEMPERATURES, TO_DRAFT, BestFit, Ratios
+from specdec.lab.certificates.generator.directions import (
+    DIRECTIONS,
+    Directions,
+    Gains,
+    accept_effect,
+)
+from specdec.lab.certificates.generator.learned import Learned
+from specdec.lab.certificates.generator.martingale import Wealth
 from specdec.types import Draft
 
 V, ROWS, LENGTH = 24, 32, 32

@@ -16,9 +16,9 @@ from specdec import (
     SpeculativeGenerator,
     TypicalSampler,
 )
-from specdec.certificates import ForeignSampler, certify, huggingface_rule
 from specdec.kernels import draw
 from specdec.kernels.verify.verdict import verify_points
+from specdec.lab.certificates import ForeignSampler, certify, huggingface_rule
 from specdec.samplers import LogitsFilter, ScriptedNoise, StepNoise, Stream
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
@@ -285,8 +285,8 @@ def test_the_function_has_a_module_of_another_name():
     from specdec import certify as both
 
     assert both(RejectionSampler(), sizes=((2, 1, 6),), progress=soft).passed
-    assert specdec.certificates.certify is certify
-    assert specdec.certificates.ForeignSampler is not None
+    assert specdec.lab.certificates.certify is certify
+    assert specdec.lab.certificates.ForeignSampler is not None
     with pytest.raises(TypeError, match="expected a Sampler or a SpeculativeGenerator, got 3"):
         specdec.certify(3)
 

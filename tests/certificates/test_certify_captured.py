@@ -23,9 +23,9 @@ from specdec import (
     certify,
     evaluate,
 )
-from specdec.certificates.generator.noise import audit_noise
-from specdec.certificates.generator.text import audit_text
-from specdec.evaluation import compare, every_position, measure_costs, replay
+from specdec.lab.certificates.generator.noise import audit_noise
+from specdec.lab.certificates.generator.text import audit_text
+from specdec.lab.evaluation import compare, every_position, measure_costs, replay
 from specdec.request import Sampling
 from specdec.samplers import BlockSampler
 

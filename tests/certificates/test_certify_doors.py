@@ -15,10 +15,10 @@ from specdec import (
     SpeculativeGenerator,
     certify,
 )
-from specdec.certificates import ForeignSampler, Sentinel
-from specdec.certificates.bar import BAR
-from specdec.certificates.generator.report import certify_generator
-from specdec.certificates.sampler.exact import certify_sampler
+from specdec.lab.certificates import ForeignSampler, Sentinel
+from specdec.lab.certificates.bar import BAR
+from specdec.lab.certificates.generator.report import certify_generator
+from specdec.lab.certificates.sampler.exact import certify_sampler
 from specdec.samplers import TypicalSampler
 
 PROMPTS = [[7, 3, 9], [5, 2]]

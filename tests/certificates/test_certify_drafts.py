@@ -11,9 +11,9 @@ from drafter_table import CHAINS, MODEL, ONE_OF_EACH, SELF, make
 from drafting import perturbed
 
 from specdec import ModelDrafter, SpeculativeGenerator
-from specdec.certificates.generator.drafts import audit_drafts
 from specdec.drafters import WrappedDrafter
 from specdec.graphs.tree import fill
+from specdec.lab.certificates.generator.drafts import audit_drafts
 
 PROMPTS = [torch.arange(n).mul(7).remainder(VOCAB).tolist() for n in (9, 1, 2)]
 OTHERS = [name for name in CHAINS if name not in SELF and not name.startswith("assistant")]

@@ -9,7 +9,7 @@ from text_laws import DRAFT, PROMPT, TARGET, tiny
 from torch.nn.functional import pad
 
 from specdec import EnsembleSampler, ModelDrafter, RejectionSampler, SpeculativeGenerator
-from specdec.certificates import (
+from specdec.lab.certificates import (
     ForeignBatchSampler,
     ForeignSampler,
     RuleNoise,

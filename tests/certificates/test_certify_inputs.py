@@ -6,9 +6,9 @@ from architectures import build
 from drafter_table import make
 
 from specdec import SpeculativeGenerator, certify
-from specdec.certificates import CertificateError, Sentinel
-from specdec.certificates.generator.reading import witness_of
-from specdec.certificates.generator.witness import RowText
+from specdec.lab.certificates import CertificateError, Sentinel
+from specdec.lab.certificates.generator.reading import witness_of
+from specdec.lab.certificates.generator.witness import RowText
 
 PROMPTS = [[7, 3, 9, 3, 9], [5, 2], [2, 40, 11]]
 QUICK = {"num_samples": 8, "max_new_tokens": 12, "audit_tokens": 6}

@@ -16,7 +16,7 @@ from specdec import (
     certify,
     evaluate,
 )
-from specdec.certificates import CertificateError
+from specdec.lab.certificates import CertificateError
 
 pytestmark = pytest.mark.slow
 PROMPTS = [[7, 3, 9, 3, 9], [5], [2, 40, 11]]

@@ -8,8 +8,8 @@ from test_certify_runs import certify_run, drafter
 from text_laws import PROMPT, TARGET, tiny
 
 from specdec import CouplingSampler, RejectionSampler, SpeculativeGenerator
-from specdec.certificates.generator.noise import audit_noise
-from specdec.certificates.generator.text import audit_text
+from specdec.lab.certificates.generator.noise import audit_noise
+from specdec.lab.certificates.generator.text import audit_text
 from specdec.request import Sampling
 from specdec.samplers import Noise, ScriptedNoise, StepNoise, Stream
 

@@ -22,10 +22,10 @@ from specdec import (
     certify,
     zoo,
 )
-from specdec.certificates.generator.rows import ADVICE, audit_rows
 from specdec.graphs import shared
 from specdec.graphs.tree import keep_rows
 from specdec.kernels import draw
+from specdec.lab.certificates.generator.rows import ADVICE, audit_rows
 from specdec.request import Sampling
 from specdec.samplers import ScriptedNoise, Stream
 

@@ -24,8 +24,8 @@ from specdec import (
     SpeculativeGenerator,
     Target,
 )
-from specdec.certificates import certify
-from specdec.certificates.generator.text import audit_text
+from specdec.lab.certificates import certify
+from specdec.lab.certificates.generator.text import audit_text
 from specdec.samplers import LogitsFilter
 from specdec.types import Draft
 

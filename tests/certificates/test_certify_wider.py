@@ -11,9 +11,9 @@ import torch
 from diagonal import case
 
 from specdec import BlockSampler, CouplingSampler, RejectionSampler, certify
-from specdec.certificates import ForeignSampler
-from specdec.certificates.sampler.wider import TYPES
 from specdec.kernels import draw
+from specdec.lab.certificates import ForeignSampler
+from specdec.lab.certificates.sampler.wider import TYPES
 from specdec.samplers import GBVSampler, Noise
 from specdec.types import PAD_TOKEN, Verdict
 

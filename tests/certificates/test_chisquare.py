@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import scipy.stats
 
-from specdec.certificates.chisquare import detectable_variation, goodness_of_fit
+from specdec.lab.certificates.chisquare import detectable_variation, goodness_of_fit
 
 
 @pytest.mark.parametrize(

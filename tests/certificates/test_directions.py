@@ -6,8 +6,8 @@ import pytest
 from diagonal import first
 from planted import FAULTS, OTHER_LAWS, PLACES, Fault, watched
 
-from specdec.certificates.generator.alternatives import ALTERNATIVES
-from specdec.certificates.generator.directions import DIRECTIONS
+from specdec.lab.certificates.generator.alternatives import ALTERNATIVES
+from specdec.lab.certificates.generator.directions import DIRECTIONS
 
 QUICK = ["draft above target", "proposed second"]
 QUICK_LAWS = "at temperature x 1.25", "weighted by (q / p)^-0.25", "without the least likely 5%"

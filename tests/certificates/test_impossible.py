@@ -12,9 +12,9 @@ from text_laws import PROMPT
 from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList, TypicalLogitsWarper
 
 from specdec import PromptLookupDrafter, RejectionSampler, SpeculativeGenerator
-from specdec.certificates import CertificateError, Sentinel
-from specdec.certificates.generator.reading import Claim
-from specdec.certificates.generator.witness import RowText
+from specdec.lab.certificates import CertificateError, Sentinel
+from specdec.lab.certificates.generator.reading import Claim
+from specdec.lab.certificates.generator.witness import RowText
 from specdec.samplers import LogitsFilter
 
 ROWS = 48

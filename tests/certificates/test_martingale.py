@@ -10,15 +10,15 @@ import math
 import pytest
 import torch
 
-from specdec.certificates.generator.alternatives import (
+from specdec.lab.certificates.generator.alternatives import (
     ALTERNATIVES,
     AlternativeBets,
     Ratios,
     ratios_of,
 )
-from specdec.certificates.generator.directions import DIRECTIONS, Directions, accept_effect
-from specdec.certificates.generator.learned import Learned
-from specdec.certificates.generator.martingale import Wealth, needed_score
+from specdec.lab.certificates.generator.directions import DIRECTIONS, Directions, accept_effect
+from specdec.lab.certificates.generator.learned import Learned
+from specdec.lab.certificates.generator.martingale import Wealth, needed_score
 from specdec.types import Draft
 
 V, D = 3, len(DIRECTIONS)

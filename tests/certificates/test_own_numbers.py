@@ -18,8 +18,8 @@ from specdec import (
     Stream,
     certify,
 )
-from specdec.certificates.generator.noise import audit_noise
 from specdec.kernels import draw
+from specdec.lab.certificates.generator.noise import audit_noise
 from specdec.request import Sampling
 from specdec.samplers import Noise, StepNoise
 

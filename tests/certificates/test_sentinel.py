@@ -25,8 +25,8 @@ from specdec import (
     certify,
     evaluate,
 )
-from specdec.certificates import CertificateError, Sentinel
-from specdec.certificates.generator.along import MOST_FAR
+from specdec.lab.certificates import CertificateError, Sentinel
+from specdec.lab.certificates.generator.along import MOST_FAR
 from specdec.results import RowStep
 
 PROMPTS = [PROMPT, [3], [5, 0, 2], [1, 1]]

@@ -9,9 +9,9 @@ from test_impossible import model
 from text_laws import DRAFT, PROMPT, TARGET, VOCAB, tiny
 
 from specdec import CouplingSampler, PromptLookupDrafter, SpeculativeGenerator, Target
-from specdec.certificates.generator.reading import witness_of
-from specdec.certificates.generator.text import audit_text
-from specdec.certificates.generator.witness import MAX_ROUNDING, RowText, moved
+from specdec.lab.certificates.generator.reading import witness_of
+from specdec.lab.certificates.generator.text import audit_text
+from specdec.lab.certificates.generator.witness import MAX_ROUNDING, RowText, moved
 from specdec.request import Sampling
 
 

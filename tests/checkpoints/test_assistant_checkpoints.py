@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from specdec import AssistantDrafter, SpeculativeGenerator
 from specdec.checkpoints import survey_checkpoint
 from specdec.checkpoints.assistant import ASSISTANT
-from specdec.cli import main
 from specdec.drafters.assistant import AssistantHead
+from specdec.lab.cli import main
 from specdec.loading import load_drafter
 
 PROMPT = {"max_new_tokens": 12, "do_sample": True, "seed": 3, "trace": True}

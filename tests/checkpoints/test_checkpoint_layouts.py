@@ -46,7 +46,7 @@ from specdec.checkpoints.eagle import EAGLE
 from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.checkpoints.mtp import MTP
 from specdec.checkpoints.survey import family_of
-from specdec.inspection import alternatives
+from specdec.lab.inspection import alternatives
 
 TARGET64 = tiny_llama().double()
 WRAPPED64 = Target(TARGET64)

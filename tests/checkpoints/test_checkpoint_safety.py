@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from specdec import EagleDrafter, zoo
 from specdec.checkpoints.files import MAX_JSON_BYTES, MAX_TENSORS, CheckpointFolder
-from specdec.inspection import describe
+from specdec.lab.inspection import describe
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARDS = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]

@@ -30,7 +30,7 @@ from specdec.checkpoints.mtp import MTP, save_modules
 from specdec.drafters import MTPDrafter
 from specdec.drafters.head.causal import attend_causally
 from specdec.drafters.head.window import Pass
-from specdec.inspection import alternatives, describe
+from specdec.lab.inspection import alternatives, describe
 
 WIDTH, LENGTH = 32, 9
 COMMON = ARCHITECTURES["qwen3"][1] | {"max_position_embeddings": 64}

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from specdec.drafters import EagleDrafter, MTPDrafter
-from specdec.training.eagle import new_head as new_eagle
-from specdec.training.mtp import MultiTokenPrediction, new_head
+from specdec.lab.training.eagle import new_head as new_eagle
+from specdec.lab.training.mtp import MultiTokenPrediction, new_head
 
 WRITTEN = [
     ("Glm4Moe", "DeepSeek", 2),

@@ -25,10 +25,10 @@ from specdec.checkpoints.mask_layouts import DFLASH
 from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.checkpoints.mtp_layouts import DEEPSEEK
 from specdec.checkpoints.tensor_rules import Joined, Named, Shaped, Stacked, attention_rows
-from specdec.cli import main
 from specdec.drafters import EagleConfig
+from specdec.lab.cli import main
+from specdec.lab.training.mtp import new_head
 from specdec.loading import load_drafter
-from specdec.training.mtp import new_head
 
 QKV = ("q_proj.", "k_proj.", "v_proj.")
 FUSED = Layout(

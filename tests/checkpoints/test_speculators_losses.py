@@ -5,8 +5,8 @@ computes them. It is not among the package's dependencies (CONTRIBUTING, "Set up
 import pytest
 import torch
 
-from specdec.training import divergences
-from specdec.training.step_weights import Decay, DPace
+from specdec.lab.training import divergences
+from specdec.lab.training.step_weights import Decay, DPace
 
 pytestmark = pytest.mark.slow
 THEIRS = {"kl": "kl_div", "reverse_kl": "rkl", "js": "jsd"}

@@ -22,7 +22,7 @@ from checkpoint_layouts import (
 )
 
 from specdec.checkpoints import load
-from specdec.cli import main
+from specdec.lab.cli import main
 
 LAYOUTS = EAGLE_LAYOUTS | {write.__name__: write for write in MASK_LAYOUTS}
 LAYOUTS |= {"specforge_peagle": partial(specforge_peagle, mask_token_id=MASK)}

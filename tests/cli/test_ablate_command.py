@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from specdec.cli import main
-from specdec.evaluation import Study, sweep
-from specdec.evaluation.sweep import read_study
+from specdec.lab.cli import main
+from specdec.lab.evaluation import Study, sweep
+from specdec.lab.evaluation.sweep import read_study
 
 STUDY = """
 drafters = ["lookup", "{folder}/mine.py:make"]

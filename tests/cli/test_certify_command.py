@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specdec.cli import main
+from specdec.lab.cli import main
 
 FAST = ["--samples", "6", "--max-new-tokens", "12", "--prompts", "1", "--prompt-tokens", "4"]
 FAST += ["--audit-tokens", "12"]
@@ -38,5 +38,5 @@ def test_the_command_prints_the_verdict_and_exits_with_it(
 @pytest.mark.parametrize("passed", [*itertools.product((True, False), repeat=2)])
 def test_both_halves_decide_the_exit(passed, small, monkeypatch):
     found = iter([SimpleNamespace(passed=each) for each in passed])
-    monkeypatch.setattr("specdec.certificates.certify", lambda *_, **__: next(found))
+    monkeypatch.setattr("specdec.lab.certificates.certify", lambda *_, **__: next(found))
     assert main(["certify", "--target", small, *FAST]) == (0 if all(passed) else 1)

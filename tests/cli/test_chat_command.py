@@ -13,7 +13,7 @@ import pytest
 from transformers import GenerationConfig
 
 from specdec import SpeculativeGenerator, zoo
-from specdec.cli import main
+from specdec.lab.cli import main
 
 TOKENIZER, TARGET = zoo.load_tokenizer(), zoo.load_target()
 GENERATOR = SpeculativeGenerator(TARGET, zoo.load_drafter("model", TARGET))

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.cli import main
-from specdec.cli.evaluate import _first_of_each
-from specdec.evaluation import Evaluation, Prompt
+from specdec.lab.cli import main
+from specdec.lab.cli.evaluate import _first_of_each
+from specdec.lab.evaluation import Evaluation, Prompt
 
 COMMAND = ["evaluate", "--drafter", "lookup", "--max-new-tokens", "4", "--warmup", "0"]
 

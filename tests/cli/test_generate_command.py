@@ -2,8 +2,8 @@
 
 import pytest
 
-from specdec.cli import main
-from specdec.trace import Trace
+from specdec.lab.cli import main
+from specdec.lab.trace import Trace
 
 
 @pytest.mark.smoke

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from specdec import zoo
-from specdec.cli import app, main
+from specdec.lab.cli import app, main
 
 ROOT = Path(__file__).parents[2]
 WITHOUT = ("prompt", "revision", "rope_theta", "feature_layers", "mask_token_id", "target")

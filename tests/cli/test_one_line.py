@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from specdec import Proposal, SpeculativeGenerator, zoo
 from specdec.checkpoints.families import FAMILIES
-from specdec.cli import main
+from specdec.lab.cli import main
 
 TARGET, HEAD = str(zoo.WEIGHTS_DIR / "target"), str(zoo.WEIGHTS_DIR / "eagle3")
 PROMPT = ["--prompt", "def main():", "--max-new-tokens", "8"]
@@ -226,7 +226,7 @@ def test_an_interrupt_while_libraries_are_imported_is_one_line(command):
 
 def test_an_interrupted_training_says_where_it_goes_on(monkeypatch, capsys, tmp_path, small):
     (tmp_path / "text.txt").write_text("def f(x):\n    return x\n" * 2000)
-    from specdec.training import PackedStream
+    from specdec.lab.training import PackedStream
 
     batches = PackedStream.batches
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from specdec.cli import main
+from specdec.lab.cli import main
 
 MINE = """
 from specdec import PromptLookupDrafter, RejectionSampler

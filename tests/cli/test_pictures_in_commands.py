@@ -15,7 +15,7 @@ from PIL import Image
 from transformers import AutoProcessor
 
 from specdec import zoo
-from specdec.cli import main
+from specdec.lab.cli import main
 
 
 @pytest.fixture(name="folders", scope="module")

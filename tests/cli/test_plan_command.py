@@ -6,7 +6,7 @@ import time
 import pytest
 from diagonal import first
 
-from specdec.cli import main
+from specdec.lab.cli import main
 
 ESTIMATE = re.compile(
     r"^(\d+) ways to draft, (\d+) of 16 prompts, (\d+) tokens, (\d+) rounds: about (\d+) s "

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from specdec import SpeculativeGenerator, zoo
-from specdec.integrations.lm_eval import NAME, model_type
+from specdec.lab.integrations.lm_eval import NAME, model_type
 
 pytest.importorskip("lm_eval")
 from lm_eval.api.instance import Instance
@@ -150,7 +150,7 @@ def answers_of_command(tasks, num_processes, batch_size, folder, drafter=None):
     if num_processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(num_processes)]
-    command += ["-m", "specdec.integrations.lm_eval", "run", "--model", model]
+    command += ["-m", "specdec.lab.integrations.lm_eval", "run", "--model", model]
     command += ["--model_args", arguments, "--device", "cpu", "--batch_size", str(batch_size)]
     command += ["--tasks", *TASKS, "--include_path", str(tasks), "--log_samples"]
     command += ["--output_path", str(folder)]

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from specdec import zoo
-from specdec.integrations.trl import speculate
-from specdec.training import SentinelCallback
+from specdec.lab.integrations.trl import speculate
+from specdec.lab.training import SentinelCallback
 
 pytest.importorskip("trl")
 peft = pytest.importorskip("peft")

@@ -29,9 +29,9 @@ from specdec import (
     SpeculativeGenerator,
     Tree,
 )
+from specdec.lab.training import KeepVerified
 from specdec.samplers import LogitsFilter, Noise
 from specdec.settings import differences
-from specdec.training import KeepVerified
 
 SAMPLED = {"temperature": [0.7, 0.0, 1.3]}
 PAIRS = {

@@ -13,10 +13,10 @@ import pytest
 from diagonal import first
 
 from specdec import SpeculativeGenerator, zoo
-from specdec.cli import main
-from specdec.evaluation import Prompt, write_answers
-from specdec.evaluation.answers import repeated_share
-from specdec.training.data import encode_texts, read_texts
+from specdec.lab.cli import main
+from specdec.lab.evaluation import Prompt, write_answers
+from specdec.lab.evaluation.answers import repeated_share
+from specdec.lab.training.data import encode_texts, read_texts
 
 ROOT = Path(__file__).parents[2]
 TARGET, TOKENIZER = zoo.load_target(), zoo.load_tokenizer()

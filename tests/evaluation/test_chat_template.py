@@ -5,8 +5,8 @@ import re
 import pytest
 
 from specdec import PromptLookupDrafter, SpeculativeGenerator, zoo
-from specdec.evaluation import Evaluation, Prompt, evaluate
-from specdec.evaluation.prompts import encode
+from specdec.lab.evaluation import Evaluation, Prompt, evaluate
+from specdec.lab.evaluation.prompts import encode
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"

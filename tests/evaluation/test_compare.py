@@ -9,8 +9,8 @@ from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, evaluate
-from specdec.evaluation import Evaluation, HFGenerate, Study, compare
-from specdec.evaluation.run_file import EvaluatedBatch
+from specdec.lab.evaluation import Evaluation, HFGenerate, Study, compare
+from specdec.lab.evaluation.run_file import EvaluatedBatch
 
 TARGET = build("llama")
 DRAFT = perturbed(TARGET)

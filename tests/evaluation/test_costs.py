@@ -4,8 +4,8 @@ from architectures import build
 from drafting import perturbed
 
 from specdec import ModelDrafter, SpeculativeGenerator
-from specdec.evaluation import costs
-from specdec.evaluation.costs import CostCurve
+from specdec.lab.evaluation import costs
+from specdec.lab.evaluation.costs import CostCurve
 from specdec.loop.lengths import AutoLength
 
 TARGET = build("llama")

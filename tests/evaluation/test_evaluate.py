@@ -7,7 +7,7 @@ from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
 from specdec import ModelDrafter, SpeculativeGenerator
-from specdec.evaluation import evaluate
+from specdec.lab.evaluation import evaluate
 
 TARGET = build("llama")
 GENERATOR = SpeculativeGenerator(TARGET, ModelDrafter(perturbed(TARGET), 3))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from specdec.evaluation.intervals import (
+from specdec.lab.evaluation.intervals import (
     MIN_CLUSTERS,
     bootstrap,
     expanded_tail,

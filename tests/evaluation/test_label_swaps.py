@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import permutation_test
 
-from specdec.evaluation import Evaluation, Study, difference, sweep
-from specdec.evaluation.intervals import holm
-from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow
-from specdec.evaluation.swaps import MOST_EXACT, swap_p_value
+from specdec.lab.evaluation import Evaluation, Study, difference, sweep
+from specdec.lab.evaluation.intervals import holm
+from specdec.lab.evaluation.run_file import EvaluatedBatch, EvaluatedRow
+from specdec.lab.evaluation.swaps import MOST_EXACT, swap_p_value
 from specdec.results import RowStep
 
 
@@ -46,7 +46,7 @@ def test_drawn_swaps_are_near_the_exact_ones(monkeypatch):
     for _ in range(5):
         totals = rng.integers(1, 7, (MOST_EXACT, 2, 2)).astype(float)
         exact = swap_p_value(totals)
-        monkeypatch.setattr("specdec.evaluation.swaps.MOST_EXACT", 0)
+        monkeypatch.setattr("specdec.lab.evaluation.swaps.MOST_EXACT", 0)
         drawn = swap_p_value(totals)
         monkeypatch.undo()
         assert drawn == pytest.approx(exact, abs=5 * (0.25 / 1e5) ** 0.5)

@@ -23,11 +23,11 @@ from architectures import build
 from tqdm import tqdm
 
 from specdec import SpeculativeGenerator, zoo
-from specdec.evaluation import Study, shared_file, sweep, write_answers
-from specdec.evaluation.cells import StudyFolder
-from specdec.evaluation.paired import difference
-from specdec.evaluation.run_file import RunFile
-from specdec.evaluation.shared_file import Markers
+from specdec.lab.evaluation import Study, shared_file, sweep, write_answers
+from specdec.lab.evaluation.cells import StudyFolder
+from specdec.lab.evaluation.paired import difference
+from specdec.lab.evaluation.run_file import RunFile
+from specdec.lab.evaluation.shared_file import Markers
 from specdec.processes import Team, local_device
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
@@ -77,7 +77,7 @@ def run(folder: Path, study: dict, has_locks: bool, host: str | None = None) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SpeculativeGenerator, "generate", noting)
         patch.setattr(shared_file, "POLL_S", 0.02)
-        evaluate = sys.modules["specdec.evaluation.evaluate"]
+        evaluate = sys.modules["specdec.lab.evaluation.evaluate"]
         patch.setattr(evaluate, "provenance", dict)  # which asks git, for each cell
         if not has_locks:
             patch.setattr("fcntl.flock", without_locks)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.evaluation import Evaluation, Study, difference
-from specdec.evaluation.paired import p_values, quotient
-from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow
+from specdec.lab.evaluation import Evaluation, Study, difference
+from specdec.lab.evaluation.paired import p_values, quotient
+from specdec.lab.evaluation.run_file import EvaluatedBatch, EvaluatedRow
 from specdec.results import RowStep
 
 counts = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=6, max_size=12)

@@ -6,9 +6,9 @@ from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
 from specdec import BlockSampler, ModelDrafter, SpeculativeGenerator
-from specdec.evaluation import evaluate, every_position, plots, replay
-from specdec.evaluation.costs import CostCurve
-from specdec.trace import Trace
+from specdec.lab.evaluation import evaluate, every_position, plots, replay
+from specdec.lab.evaluation.costs import CostCurve
+from specdec.lab.trace import Trace
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("agg")

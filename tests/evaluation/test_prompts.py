@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from specdec import zoo
-from specdec.evaluation import Prompt, own_prompts, read_prompts
-from specdec.evaluation.prompts import as_prompts, encode
+from specdec.lab.evaluation import Prompt, own_prompts, read_prompts
+from specdec.lab.evaluation.prompts import as_prompts, encode
 
 TOKENIZER = zoo.load_tokenizer()
 FORMS = {

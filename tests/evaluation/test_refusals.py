@@ -14,7 +14,7 @@ from specdec import (
     certify,
 )
 from specdec import SpeculativeGenerator as Generator
-from specdec.evaluation import (
+from specdec.lab.evaluation import (
     Estimate,
     Prompt,
     Study,
@@ -24,11 +24,11 @@ from specdec.evaluation import (
     replay,
     sweep,
 )
-from specdec.evaluation.costs import CostCurve
-from specdec.evaluation.intervals import bootstrap
-from specdec.evaluation.positions import with_draft_length
+from specdec.lab.evaluation.costs import CostCurve
+from specdec.lab.evaluation.intervals import bootstrap
+from specdec.lab.evaluation.positions import with_draft_length
+from specdec.lab.show.table import Table
 from specdec.results import RowStep, SpeculationStats
-from specdec.show.table import Table
 
 TARGET = build("llama")
 GENERATOR = Generator(TARGET, ModelDrafter(perturbed(TARGET), 3))

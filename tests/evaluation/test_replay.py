@@ -24,10 +24,10 @@ from specdec import (
     SpeculativeGenerator,
 )
 from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
-from specdec.evaluation import every_position, measure_costs, replay
-from specdec.evaluation.costs import CostCurve
-from specdec.evaluation.positions import with_draft_length
-from specdec.evaluation.replay import _block_rule, _token_rule
+from specdec.lab.evaluation import every_position, measure_costs, replay
+from specdec.lab.evaluation.costs import CostCurve
+from specdec.lab.evaluation.positions import with_draft_length
+from specdec.lab.evaluation.replay import _block_rule, _token_rule
 
 TARGET = build("llama")
 DRAFT = perturbed(TARGET, scale=0.15)

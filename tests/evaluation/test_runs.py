@@ -21,10 +21,10 @@ from specdec import (
     TypicalSampler,
     zoo,
 )
-from specdec.evaluation import Evaluation, Prompt, evaluate, shared_file
-from specdec.evaluation.plan import settings_of_run
-from specdec.evaluation.prompts import encode
-from specdec.evaluation.run_file import RunFile
+from specdec.lab.evaluation import Evaluation, Prompt, evaluate, shared_file
+from specdec.lab.evaluation.plan import settings_of_run
+from specdec.lab.evaluation.prompts import encode
+from specdec.lab.evaluation.run_file import RunFile
 from specdec.settings import differences
 
 TARGET = build("llama")

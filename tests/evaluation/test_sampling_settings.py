@@ -26,10 +26,10 @@ from specdec import (
     certify,
     evaluate,
 )
-from specdec.evaluation import HFGenerate, compare, every_position, replay
 from specdec.hf.generation import BEFORE_FILTERS, BESIDE_FILTERS, FILTERS, UNSUPPORTED
+from specdec.lab.evaluation import HFGenerate, compare, every_position, replay
+from specdec.lab.trace import Trace
 from specdec.request.sampling import Sampling
-from specdec.trace import Trace
 
 SETTINGS = {
     "temperature": 0.4,

@@ -22,10 +22,10 @@ from specdec import (
     evaluate,
     zoo,
 )
-from specdec.evaluation import Evaluation, Study, difference, sweep
-from specdec.evaluation.cells import StudyFolder, axes_of, file_of, places_of
-from specdec.evaluation.study_table import _best_of_columns, ranked
-from specdec.evaluation.sweep import _short_names, read_study
+from specdec.lab.evaluation import Evaluation, Study, difference, sweep
+from specdec.lab.evaluation.cells import StudyFolder, axes_of, file_of, places_of
+from specdec.lab.evaluation.study_table import _best_of_columns, ranked
+from specdec.lab.evaluation.sweep import _short_names, read_study
 
 ROOT = Path(__file__).parents[2]
 TARGET = build("llama")
@@ -278,7 +278,7 @@ def test_timed_cells_take_turns_on_every_batch(monkeypatch):
 
 def test_of_several_rounds_the_median_one_counts(monkeypatch):
     seconds = iter([9.0, 3.0, 1.0, 2.0])  # the first of the warm-up
-    module = sys.modules["specdec.evaluation.evaluate"]
+    module = sys.modules["specdec.lab.evaluation.evaluate"]
     monkeypatch.setattr(module, "timed", lambda run, device: (run(), next(seconds)))
     options = {"drafters": ["none"], "timed": True, "rounds": 3, "max_new_tokens": 1}
     assert sweep(TARGET, PROMPTS[:1], **options).runs[0].seconds == 2.0
@@ -361,7 +361,7 @@ def made(rng, share) -> Evaluation:
     """A run of made-up steps of two draft tokens, of which such a share is accepted; 40 prompts, or
     one for each share.
     """
-    from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow
+    from specdec.lab.evaluation.run_file import EvaluatedBatch, EvaluatedRow
     from specdec.results import RowStep
 
     batches = []
@@ -479,7 +479,7 @@ def test_a_file_that_is_no_toml_is_named(tmp_path):
 
 NODE = """
 import sys
-from specdec.evaluation import sweep
+from specdec.lab.evaluation import sweep
 study = sweep(drafters=["lookup", "zoo:model"], drafts=[2], temperatures=[0, 1], limit=5,
               max_new_tokens=8, share=True, output=sys.argv[1])
 print(study.to_markdown())

@@ -5,10 +5,10 @@ import sys
 import numpy as np
 import pytest
 
-from specdec.evaluation import Evaluation, Study
-from specdec.evaluation.costs import CostCurve
-from specdec.evaluation.replay import Replay
-from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow
+from specdec.lab.evaluation import Evaluation, Study
+from specdec.lab.evaluation.costs import CostCurve
+from specdec.lab.evaluation.replay import Replay
+from specdec.lab.evaluation.run_file import EvaluatedBatch, EvaluatedRow
 from specdec.results import RowStep, SpeculationStats
 
 STEPS = [RowStep([1, 2], 1, [1, 7]), RowStep([3, 4], 2, [3, 4, 8])]

@@ -7,7 +7,7 @@ from drafting import ragged_prompts
 from benchmarks.plan_self import Choice, Texts, choose_layers, main
 from specdec import Target
 from specdec.drafters.visible import draft_cache
-from specdec.evaluation.costs import CostCurve
+from specdec.lab.evaluation.costs import CostCurve
 
 TARGET = Target(build("gemma3"))
 PROMPTS = [ids[-n:].tolist() for ids, n in zip(ragged_prompts(VOCAB, 4, 9)[0], (4, 9), strict=True)]

@@ -10,7 +10,7 @@ import pytest
 from examples import reproduce
 from examples.reproduce import Figures, main, read_protocols
 from specdec import Tree
-from specdec.evaluation import Study
+from specdec.lab.evaluation import Study
 from specdec.loading import load_target
 
 PROTOCOLS = read_protocols()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from examples import eagle_trees, verdicts
-from specdec.certificates import RuleNoise, certify
+from specdec.lab.certificates import RuleNoise, certify
 from specdec.types import Draft
 
 PAGE = (Path(__file__).parents[2] / "docs/verdicts.md").read_text()

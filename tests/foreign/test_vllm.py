@@ -28,8 +28,8 @@ from specdec import (
     SpeculativeGenerator,
     zoo,
 )
-from specdec.training.mask_token import with_correction
-from specdec.training.mtp import MultiTokenPrediction, new_head
+from specdec.lab.training.mask_token import with_correction
+from specdec.lab.training.mtp import MultiTokenPrediction, new_head
 
 VLLM = os.environ.get("VLLM_PYTHON")
 pytestmark = [

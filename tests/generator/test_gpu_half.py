@@ -29,7 +29,7 @@ from specdec import (
 from specdec.drafters.eagle import EagleConfig, EagleHead
 from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.mask_token.head import MaskTokenConfig, MaskTokenHead
-from specdec.training.eagle import new_head
+from specdec.lab.training.eagle import new_head
 
 pytestmark = pytest.mark.gpu
 V = 128_256

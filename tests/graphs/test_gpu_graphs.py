@@ -32,11 +32,11 @@ from specdec.drafters.tree import Tree
 from specdec.graphs import Captured
 from specdec.graphs.capture import CaptureError, GraphPool
 from specdec.graphs.storage import StorageMovedError
+from specdec.lab.training.eagle import eagle_config
 from specdec.loop.check import ReplayMismatchError
 from specdec.loop.replay import NUM_EAGER
 from specdec.loop.state import TokenBuffer
 from specdec.slots.cache import SlotCache
-from specdec.training.eagle import eagle_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 NUM_STEPS = 50

@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from specdec import MedusaDrafter, SpeculativeGenerator, Tree, certify
 from specdec.checkpoints import survey_checkpoint
 from specdec.checkpoints.families import RECOGNISED
-from specdec.cli import main
 from specdec.drafters import MedusaConfig, MedusaHead
+from specdec.lab.cli import main
+from specdec.lab.training.medusa import EveryHead, new_head
+from specdec.lab.training.optimizer import MuonAdamW
 from specdec.loading import load_drafter
-from specdec.training.medusa import EveryHead, new_head
-from specdec.training.optimizer import MuonAdamW
 
 MODEL = build("llama")
 CHOICES = ((0,), (0, 0), (1,), (0, 1), (2,), (0, 0, 0), (1, 0), (0, 0, 0, 0), (0, 0, 1))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specdec import SpeculativeGenerator, zoo
-from specdec.cli import main
+from specdec.lab.cli import main
 from specdec.loading import load_drafter
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-head.md"
@@ -89,4 +89,6 @@ def test_heads_of_no_kind_are_refused(tmp_path, capsys):
     folders[3] = str(tmp_path / "text.txt")
     steps = ["--steps", "1", "--tokens-per-step", "64", "--length", "64"]
     assert main(["train", f"{tmp_path}/mine.py:make", *folders, *steps]) == 2
-    assert "must return a specdec.training.losses.HeadObjective, got 3" in capsys.readouterr().err
+    assert (
+        "must return a specdec.lab.training.losses.HeadObjective, got 3" in capsys.readouterr().err
+    )

@@ -31,10 +31,10 @@ from specdec import SpeculativeGenerator, Target, zoo
 from specdec.checkpoints import survey_checkpoint
 from specdec.checkpoints.eagle import EAGLE
 from specdec.checkpoints.mask_token import MASK_TOKEN
-from specdec.cli import main
 from specdec.drafters import EagleDrafter, MaskTokenDrafter
 from specdec.drafters.eagle import EagleHead
-from specdec.inspection import Trial, alternatives, table, try_readings
+from specdec.lab.cli import main
+from specdec.lab.inspection import Trial, alternatives, table, try_readings
 
 ROPE = {"rope_type": "default", "rope_theta": 100.0}
 YARN = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 8}

@@ -8,7 +8,7 @@ from diagonal import first
 from transformers import StoppingCriteriaList
 
 from specdec import PromptLookupDrafter, zoo
-from specdec.integrations.lm_eval import EachRowEnds, SpeculativeLM
+from specdec.lab.integrations.lm_eval import EachRowEnds, SpeculativeLM
 
 INPUTS = zoo.load_tokenizer()(
     ["def f(x):", "import os"], return_tensors="pt", padding=True, padding_side="left"

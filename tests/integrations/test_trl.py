@@ -17,7 +17,7 @@ from specdec import (
     TypicalSampler,
     zoo,
 )
-from specdec.integrations.trl import Rollouts, speculate
+from specdec.lab.integrations.trl import Rollouts, speculate
 
 INPUTS = dict(zoo.load_tokenizer()(["def f(x):"] * 3, return_tensors="pt"))
 SAMPLED = {"max_new_tokens": 12, "do_sample": True, "top_k": 0, "pad_token_id": 0}

@@ -25,13 +25,13 @@ from kernel_cases import (
     seeds,
 )
 
-from specdec.certificates.sampler.enumeration import bisect
 from specdec.graphs import no_host_sync
 from specdec.kernels import FilterParams, draw, filtered_probs
 from specdec.kernels.race import triton as triton_race
 from specdec.kernels.sample import reference
 from specdec.kernels.sample.blocks import draw_by_blocks
 from specdec.kernels.triton_common import rows_of, softmax_partials
+from specdec.lab.certificates.sampler.enumeration import bisect
 
 ULP = 2.0**-52
 weights = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)

@@ -7,7 +7,7 @@ import sys
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
-from specdec.cli import main
+from specdec.lab.cli import main
 
 
 def has_fsdp_on_cpus() -> None:

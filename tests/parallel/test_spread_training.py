@@ -19,16 +19,16 @@ from torch.distributed.tensor import DTensor, init_device_mesh
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerState
 
 from specdec import SpeculativeGenerator, processes, zoo
-from specdec.cli import main
+from specdec.lab.cli import main
+from specdec.lab.training import target_parts
+from specdec.lab.training.callbacks import BatchSizes
+from specdec.lab.training.eagle import new_head
+from specdec.lab.training.target_parts import keep_tables_whole, load_spread_target, spread_plan
+from specdec.lab.training.target_parts import load_sharded_target as load_sharded
+from specdec.lab.training.teacher import Teacher
+from specdec.lab.training.trainer import ObjectiveTrainer, last_checkpoint
 from specdec.loading import load_pretrained
 from specdec.loop import storage
-from specdec.training import target_parts
-from specdec.training.callbacks import BatchSizes
-from specdec.training.eagle import new_head
-from specdec.training.target_parts import keep_tables_whole, load_spread_target, spread_plan
-from specdec.training.target_parts import load_sharded_target as load_sharded
-from specdec.training.teacher import Teacher
-from specdec.training.trainer import ObjectiveTrainer, last_checkpoint
 
 ROOT = Path(__file__).parents[2]
 TEXT = "".join(f"def function_{i}(x):\n    return x + {i % 7}\n\n\n" for i in range(150))

@@ -28,7 +28,7 @@ from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.head.layers import rotate
 from specdec.drafters.head.rotary import angles_at
 from specdec.drafters.tree import Tree
-from specdec.training import Answered, AnsweredStream, AnswerTimeTest, TrainingTimeTest
+from specdec.lab.training import Answered, AnsweredStream, AnswerTimeTest, TrainingTimeTest
 
 CHUNKED = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
 INTERLEAVED = CHUNKED | {"mrope_section": [2, 1, 1], "mrope_interleaved": True}

@@ -9,8 +9,8 @@ from pictured_models import OTHERS, ROWS, build, of_row, prompts, text_of_hf
 from scipy.stats import chisquare
 
 from specdec import RejectionSampler, SpeculativeGenerator, TypicalSampler
-from specdec.certificates import certify_generator
-from specdec.evaluation import HFGenerate, Prompt, compare, evaluate
+from specdec.lab.certificates import certify_generator
+from specdec.lab.evaluation import HFGenerate, Prompt, compare, evaluate
 
 FAMILIES = ["qwen3_vl", "gemma3", "paligemma", "qwen2_audio"]
 NUM_NEW = 12

@@ -10,8 +10,8 @@ from pictured_processors import NAMES, asked_of_hf, paint, save, shown
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from specdec import SpeculativeGenerator
-from specdec.cli import main
-from specdec.evaluation import Prompt, evaluate, read_prompts, sweep
+from specdec.lab.cli import main
+from specdec.lab.evaluation import Prompt, evaluate, read_prompts, sweep
 
 LINES = [
     {"id": "a", "prompt": "what is it?", "images": ["red.png"]},
@@ -158,7 +158,9 @@ def certified(folders, file):
 
 def test_certificates_get_what_the_processor_makes(file, folders, monkeypatch):
     asked, passed = [], SimpleNamespace(passed=True)
-    monkeypatch.setattr("specdec.certificates.certify", lambda *a, **_: asked.append(a) or passed)
+    monkeypatch.setattr(
+        "specdec.lab.certificates.certify", lambda *a, **_: asked.append(a) or passed
+    )
     assert main(certified(folders, file)) == 0
     (_, prompts) = asked[1]
     processor = AutoProcessor.from_pretrained(folders["gemma3"])

@@ -30,7 +30,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from specdec import CouplingSampler, ModelDrafter, SpeculativeGenerator
-from specdec.evaluation.hf_generate import HFGenerate
+from specdec.lab.evaluation.hf_generate import HFGenerate
 from specdec.request import GenerateOptions
 
 MODEL, TOKENIZER = build("llama"), letter_tokenizer(pad_token=LETTERS[0])

@@ -8,7 +8,7 @@ from drafting import perturbed
 from transformers import GenerationConfig
 
 from specdec import ModelDrafter, SpeculativeGenerator, zoo
-from specdec.evaluation import evaluate
+from specdec.lab.evaluation import evaluate
 
 MODEL = build("llama")
 PROMPTS = torch.tensor([[5, 6, 7], [8, 9, 10]])

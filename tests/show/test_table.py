@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specdec
-from specdec.evaluation import plots, read_prompts
+from specdec.lab.evaluation import plots, read_prompts
+from specdec.lab.show.table import Table, Tabular
+from specdec.lab.trace import Trace
 from specdec.results import SpeculationStats
-from specdec.show.table import Table, Tabular
-from specdec.trace import Trace
 
 
 @settings(max_examples=100, deadline=None)

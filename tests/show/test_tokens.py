@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from specdec import zoo
+from specdec.lab.show.tokens import colour_key, coloured_pieces, coloured_text
 from specdec.results import RowStep
-from specdec.show.tokens import colour_key, coloured_pieces, coloured_text
 
 TOKENIZER = zoo.load_tokenizer()
 TEXTS = {

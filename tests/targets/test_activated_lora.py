@@ -9,9 +9,9 @@ import torch
 from architectures import build
 
 from specdec import ModelDrafter, SpeculativeGenerator, Target, certify
-from specdec.certificates.generator.reading import RowText, witness_of
-from specdec.evaluation.hf_generate import HFGenerate
-from specdec.integrations.trl import speculate
+from specdec.lab.certificates.generator.reading import RowText, witness_of
+from specdec.lab.evaluation.hf_generate import HFGenerate
+from specdec.lab.integrations.trl import speculate
 
 peft = pytest.importorskip("peft")
 PROMPTS = [[5, 7, 9, 11, 12], [3, 4, 5, 6, 8, 10, 20, 7, 9], [5, 6, 8], [7, 9, 1, 2, 7, 9, 4]]

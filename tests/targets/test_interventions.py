@@ -25,10 +25,10 @@ from specdec import (
     evaluate,
     zoo,
 )
-from specdec.certificates import certify
-from specdec.evaluation.hf_generate import HFGenerate
 from specdec.graphs.capture import CaptureError
 from specdec.hf.layers import decoder_layers
+from specdec.lab.certificates import certify
+from specdec.lab.evaluation.hf_generate import HFGenerate
 from specdec.targets import window_of, wrap_forward
 from specdec.targets.trial import calls
 from specdec.types import Draft

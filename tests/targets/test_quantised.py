@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, QuantoConfig,
 
 from specdec import SpeculativeGenerator, Target, zoo
 from specdec.kernels.linear.reference import scaled_linear
+from specdec.lab.zoo import WEIGHTS_DIR
 from specdec.targets.edits import fusion
-from specdec.zoo import WEIGHTS_DIR
 
 CALL = {"max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0}
 DRAFTERS = ["lookup", "model", "eagle3", "mask-token", "mtp"]

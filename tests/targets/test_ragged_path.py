@@ -10,8 +10,8 @@ from drafting import perturbed, ragged_prompts
 
 from specdec import EagleDrafter, ModelDrafter, SpeculativeGenerator, Target
 from specdec.drafters import EagleHead
+from specdec.lab.training.eagle import eagle_config
 from specdec.slots import attention, ragged
-from specdec.training.eagle import eagle_config
 from specdec.types import Draft
 
 LENGTHS = torch.tensor([2, 7, 4])  # tokens before each row's window

@@ -6,7 +6,7 @@ from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
 from specdec import BlockSampler, ModelDrafter, RejectionSampler, SpeculativeGenerator
-from specdec.evaluation import every_position, measure_costs, replay
+from specdec.lab.evaluation import every_position, measure_costs, replay
 
 pytestmark = pytest.mark.gpu
 SEEDS = list(range(8))

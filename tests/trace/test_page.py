@@ -11,9 +11,9 @@ import pytest
 from chromium import CHROMIUM, chromium
 
 from specdec import SpeculativeGenerator, Tree, zoo
+from specdec.lab.show.text import visible
+from specdec.lab.trace import Trace
 from specdec.results import SpeculationStats
-from specdec.show.text import visible
-from specdec.trace import Trace
 
 TOKENIZER, TARGET = zoo.load_tokenizer(), zoo.load_target()
 DRAFTERS = {

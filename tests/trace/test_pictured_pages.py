@@ -15,7 +15,7 @@ from pictured_models import IMAGE, ROWS, build, prompts
 from PIL import Image
 
 from specdec import SpeculativeGenerator
-from specdec.trace import Trace
+from specdec.lab.trace import Trace
 
 PICTURES = [
     [Image.linear_gradient("L").resize((900, 600))],

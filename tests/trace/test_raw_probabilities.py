@@ -10,7 +10,7 @@ from drafter_table import MODEL, make
 
 from specdec import FirstMatch, PromptLookupDrafter, SpeculativeGenerator, Tree
 from specdec.drafters.paths import Paths
-from specdec.trace import Trace
+from specdec.lab.trace import Trace
 
 PROMPTS = torch.tensor([[5, 6, 7, 8], [9, 3, 2, 11]])
 OPTIONS = [{}, {"temperature": [0.0, 0.7], "top_k": 5, "seed": [1, 2]}]

@@ -22,9 +22,9 @@ from specdec import (
     TypicalSampler,
 )
 from specdec.graphs import no_host_sync
+from specdec.lab.trace import Trace
 from specdec.loop.tracer import StepTracer
 from specdec.samplers import LogitsFilter, Noise, Stream
-from specdec.trace import Trace
 
 TARGET = build("llama")
 DRAFT = perturbed(TARGET)

@@ -12,7 +12,7 @@ from training_runs import arguments_of, on_a_cpu
 from transformers import Trainer, TrainerCallback
 
 from specdec.drafters import EagleDrafter
-from specdec.training import (
+from specdec.lab.training import (
     Answered,
     AnsweredStream,
     AnswerTimeTest,

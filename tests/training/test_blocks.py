@@ -17,10 +17,10 @@ from mask_reference import draft_logits
 from specdec import SpeculativeGenerator
 from specdec.drafters import MaskTokenDrafter
 from specdec.drafters.mask_token.correction import DominoConfig, MarkovConfig
+from specdec.lab.training import BlockRollouts, MaskRollouts
+from specdec.lab.training.divergences import tv
+from specdec.lab.training.mask_token import new_head
 from specdec.samplers import LogitsFilter, Noise
-from specdec.training import BlockRollouts, MaskRollouts
-from specdec.training.divergences import tv
-from specdec.training.mask_token import new_head
 
 MODEL = build("llama", dtype=torch.float64)
 PLAIN = [

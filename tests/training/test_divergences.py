@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from specdec.drafters import EagleDrafter, MedusaDrafter, MTPDrafter
-from specdec.training import (
+from specdec.lab.training import (
     Distillation,
     EveryHead,
     FeatureAndToken,
@@ -27,10 +27,19 @@ from specdec.training import (
     mtp,
     step_weights,
 )
-from specdec.training.divergences import find_loss, js, kl, lk_hybrid, nla, soft_ce, tv, weighted
-from specdec.training.losses import losses_of
-from specdec.training.step_weights import Decay, DPace, ExpectedLength, find_step_weights
-from specdec.training.teacher import SoftLabels
+from specdec.lab.training.divergences import (
+    find_loss,
+    js,
+    kl,
+    lk_hybrid,
+    nla,
+    soft_ce,
+    tv,
+    weighted,
+)
+from specdec.lab.training.losses import losses_of
+from specdec.lab.training.step_weights import Decay, DPace, ExpectedLength, find_step_weights
+from specdec.lab.training.teacher import SoftLabels
 
 SMALLEST = math.log(torch.finfo(torch.float32).tiny)
 seeds = st.integers(0, 2**32 - 1)

@@ -15,7 +15,7 @@ from training_runs import assert_same
 from transformers import Trainer, TrainingArguments
 
 from specdec import EagleDrafter, ModelDrafter, RejectionSampler, SpeculativeGenerator, zoo
-from specdec.training import (
+from specdec.lab.training import (
     Distillation,
     FeatureAndToken,
     FollowTarget,
@@ -24,7 +24,7 @@ from specdec.training import (
     NextToken,
     TrainingTimeTest,
 )
-from specdec.training.eagle import new_head
+from specdec.lab.training.eagle import new_head
 
 ROWS = torch.tensor([PROMPT] * 32)
 CALL = {"max_new_tokens": 16, "do_sample": True, "neutral": True}

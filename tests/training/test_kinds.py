@@ -6,11 +6,11 @@ import pytest
 
 from specdec import zoo
 from specdec.checkpoints.families import FAMILIES
-from specdec.cli import options, training_options
-from specdec.cli.training_options import Run
+from specdec.lab.cli import options, training_options
+from specdec.lab.cli.training_options import Run
+from specdec.lab.training.kinds import KINDS
+from specdec.lab.training.losses import HeadObjective
 from specdec.loading import NAMES, find_drafter
-from specdec.training.kinds import KINDS
-from specdec.training.losses import HeadObjective
 
 
 @pytest.mark.parametrize("name", FAMILIES)

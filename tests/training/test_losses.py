@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 from training_runs import random_text
 
-from specdec.training import Distillation, NextToken
-from specdec.training.divergences import soft_ce, tv
-from specdec.training.losses import losses_of
-from specdec.training.teacher import SoftLabels
+from specdec.lab.training import Distillation, NextToken
+from specdec.lab.training.divergences import soft_ce, tv
+from specdec.lab.training.losses import losses_of
+from specdec.lab.training.teacher import SoftLabels
 
 VOCAB, WIDTH = 37, 6
 

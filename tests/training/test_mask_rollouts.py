@@ -22,10 +22,10 @@ from specdec.drafters.mask_token.correction import (
     MarkovConfig,
     SelectorConfig,
 )
+from specdec.lab.training import MaskRollouts
+from specdec.lab.training import mask_token as training
+from specdec.lab.training.mask_token import mask_token_config
 from specdec.samplers import LogitsFilter, Noise
-from specdec.training import MaskRollouts
-from specdec.training import mask_token as training
-from specdec.training.mask_token import mask_token_config
 
 MODEL = build("llama", dtype=torch.float64)
 HEADS = {

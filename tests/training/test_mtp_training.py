@@ -11,8 +11,8 @@ from mtp_heads import head_for, random_drafter, randomise
 
 from specdec.drafters import MTPConfig, MTPDrafter, MTPHead
 from specdec.drafters.head.hf_layer import HFLayerConfig
+from specdec.lab.training.mtp import MultiTokenPrediction, mtp_config
 from specdec.samplers import LogitsFilter, Noise
-from specdec.training.mtp import MultiTokenPrediction, mtp_config
 from specdec.types import Context
 
 LLAMA = build("llama")

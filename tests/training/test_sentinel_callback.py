@@ -15,10 +15,10 @@ from text_laws import DRAFT, PROMPT, TARGET, tiny
 from transformers import Trainer, TrainingArguments
 
 from specdec import ModelDrafter, RejectionSampler, SpeculativeGenerator, Stream
-from specdec.certificates import CertificateError
-from specdec.certificates.generator.witness import Witness
+from specdec.lab.certificates import CertificateError
+from specdec.lab.certificates.generator.witness import Witness
+from specdec.lab.training import SentinelCallback
 from specdec.samplers import Noise, StepNoise
-from specdec.training import SentinelCallback
 
 ROLLOUT = {"max_new_tokens": 16, "temperature": 1.1, "top_k": 5, "neutral": True}
 

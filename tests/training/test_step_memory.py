@@ -11,13 +11,13 @@ from torch.profiler import profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec import EagleDrafter, MaskTokenDrafter, zoo
-from specdec.cli import main
-from specdec.cli.training_memory import _gathering, _of_process
-from specdec.training import BlockRollouts, TrainingTimeTest
-from specdec.training.eagle import new_head as eagle_head
-from specdec.training.mask_token import new_head as mask_head
-from specdec.training.memory import LiveBytes, StepMemory, move_parameters, step_memory
-from specdec.training.optimizer import MuonAdamW
+from specdec.lab.cli import main
+from specdec.lab.cli.training_memory import _gathering, _of_process
+from specdec.lab.training import BlockRollouts, TrainingTimeTest
+from specdec.lab.training.eagle import new_head as eagle_head
+from specdec.lab.training.mask_token import new_head as mask_head
+from specdec.lab.training.memory import LiveBytes, StepMemory, move_parameters, step_memory
+from specdec.lab.training.optimizer import MuonAdamW
 
 CONFIG = LlamaConfig(
     vocab_size=1024,

@@ -27,8 +27,8 @@ from transformers import TrainerCallback
 
 from specdec import SpeculativeGenerator
 from specdec.drafters import EagleDrafter
-from specdec.evaluation import evaluate
-from specdec.training import (
+from specdec.lab.evaluation import evaluate
+from specdec.lab.training import (
     NextToken,
     ObjectiveTrainer,
     PackedStream,
@@ -36,7 +36,7 @@ from specdec.training import (
     callbacks,
     new_head,
 )
-from specdec.training.trainer import last_checkpoint
+from specdec.lab.training.trainer import last_checkpoint
 
 PERIOD = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))[:9].numpy()
 

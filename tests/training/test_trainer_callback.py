@@ -6,8 +6,8 @@ from drafting import perturbed, ragged_prompts
 from transformers import Trainer, TrainingArguments
 
 from specdec import ModelDrafter, SpeculativeGenerator
-from specdec.evaluation import evaluate
-from specdec.training.callbacks import AcceptanceCallback, in_evaluation
+from specdec.lab.evaluation import evaluate
+from specdec.lab.training.callbacks import AcceptanceCallback, in_evaluation
 
 IDS, MASK = ragged_prompts(VOCAB, *[4] * 8)
 PROMPTS = IDS.tolist()

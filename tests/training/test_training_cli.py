@@ -25,19 +25,19 @@ from transformers import (
 )
 
 from specdec import SpeculativeGenerator, zoo
-from specdec.cli import main, training_run
-from specdec.cli.training_options import Run
-from specdec.cli.training_run import _arguments, _objective
 from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
-from specdec.evaluation import evaluate
-from specdec.evaluation.prompts import as_prompts
-from specdec.training import callbacks, new_head
-from specdec.training.data import PROMPT_TOKENS, encode_texts, hold_out, prompts_of
-from specdec.training.divergences import ce, tv
-from specdec.training.step_weights import DPace
-from specdec.training.teacher import Teacher
-from specdec.training.trainer import last_checkpoint
-from specdec.zoo import corpus
+from specdec.lab.cli import main, training_run
+from specdec.lab.cli.training_options import Run
+from specdec.lab.cli.training_run import _arguments, _objective
+from specdec.lab.evaluation import evaluate
+from specdec.lab.evaluation.prompts import as_prompts
+from specdec.lab.training import callbacks, new_head
+from specdec.lab.training.data import PROMPT_TOKENS, encode_texts, hold_out, prompts_of
+from specdec.lab.training.divergences import ce, tv
+from specdec.lab.training.step_weights import DPace
+from specdec.lab.training.teacher import Teacher
+from specdec.lab.training.trainer import last_checkpoint
+from specdec.lab.zoo import corpus
 
 TEXT = "".join(f"def function_{i}(x):\n    return x + {i % 7}\n\n\n" for i in range(150))
 SMALL = ["--steps", "2", "--tokens-per-step", "128", "--length", "32", "--precision", "no"]
@@ -436,7 +436,7 @@ def test_a_run_that_is_complete_says_so_at_once(target, text, tmp_path, capsys, 
         raise OSError("something was loaded")
 
     with monkeypatch.context() as patch:
-        patch.setattr("specdec.cli.training_run.load_target", loaded)
+        patch.setattr("specdec.lab.cli.training_run.load_target", loaded)
         for change in ([], ["--steps", "1"]):
             assert run(*arguments, *change) == 0
             shown = capsys.readouterr().out.splitlines()
@@ -452,7 +452,7 @@ def test_a_run_that_is_complete_says_so_at_once(target, text, tmp_path, capsys, 
 
 OWN = """
 from specdec.drafters import EagleDrafter
-from specdec.training import TrainingTimeTest, new_head
+from specdec.lab.training import TrainingTimeTest, new_head
 
 def make(target, num_draft_tokens, depths=5):
     if depths > 2:

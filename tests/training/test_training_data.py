@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
 from specdec import zoo
-from specdec.training import PackedStream, beginning_of, encode_texts
-from specdec.training.data import hold_out, read_texts
+from specdec.lab.training import PackedStream, beginning_of, encode_texts
+from specdec.lab.training.data import hold_out, read_texts
 
 TOKENIZER = zoo.load_tokenizer()
 CHAT = zoo.load_tokenizer()

@@ -13,7 +13,7 @@ from training_runs import assert_same, objective_of, weights_of
 
 from specdec import zoo
 from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
-from specdec.training import (
+from specdec.lab.training import (
     FeatureAndToken,
     MaskRollouts,
     MultiTokenPrediction,
@@ -21,12 +21,12 @@ from specdec.training import (
     TrainingTimeTest,
     new_head,
 )
-from specdec.training.eagle import eagle_config
-from specdec.training.heads import frequent_ids
-from specdec.training.mask_token import mask_token_config
-from specdec.training.mask_token import new_head as new_mask
-from specdec.training.mtp import new_head as new_mtp
-from specdec.training.optimizer import MuonAdamW
+from specdec.lab.training.eagle import eagle_config
+from specdec.lab.training.heads import frequent_ids
+from specdec.lab.training.mask_token import mask_token_config
+from specdec.lab.training.mask_token import new_head as new_mask
+from specdec.lab.training.mtp import new_head as new_mtp
+from specdec.lab.training.optimizer import MuonAdamW
 
 FAMILIES = ["llama", "gemma3", "deepseek_v3", "gpt2", "falcon_gqa", "mpt"]
 IDS = torch.randint(1, VOCAB, (2, 24), generator=torch.Generator().manual_seed(0))

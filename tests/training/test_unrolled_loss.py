@@ -13,9 +13,9 @@ from eagle_heads import FeatureLoop, features_and_logits, head_for
 from eagle_reference import draft_outputs
 
 from specdec.drafters import EagleDrafter
+from specdec.lab.training import FeatureAndToken, TrainingTimeTest, new_head
+from specdec.lab.training.heads import with_layer
 from specdec.samplers import LogitsFilter, Noise
-from specdec.training import FeatureAndToken, TrainingTimeTest, new_head
-from specdec.training.heads import with_layer
 
 MODEL = build("llama", dtype=torch.float64)
 TABLES = [m.weight.detach() for m in (MODEL.get_input_embeddings(), MODEL.get_output_embeddings())]

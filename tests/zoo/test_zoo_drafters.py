@@ -14,8 +14,8 @@ from eagle_reference import draft_outputs
 from refusals import refused
 
 from specdec import MaskTokenDrafter, SpeculativeGenerator, zoo
-from specdec.evaluation import evaluate
-from specdec.training.mask_token import with_correction
+from specdec.lab.evaluation import evaluate
+from specdec.lab.training.mask_token import with_correction
 
 K, LEAST = {"eagle3": 4, "mask-token": 4, "mtp": 3}, {"eagle3": 3, "mask-token": 2.9, "mtp": 2.8}
 TARGET, TOKENIZER = zoo.load_target(), zoo.load_tokenizer()

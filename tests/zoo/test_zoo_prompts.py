@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specdec import zoo
-from specdec.zoo import corpus
+from specdec.lab.zoo import corpus
 
 PINNED = {
     (64, 10): "9709b8f47cfe79dbab46b061ed194ad1e7400bcebb8451985c2a9649a8926dbb",

@@ -14,7 +14,7 @@ from recipes.zoo import models, recipe, sources
 from recipes.zoo.owntext import continue_windows
 from specdec import zoo
 from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
-from specdec.zoo import corpus
+from specdec.lab.zoo import corpus
 
 
 @pytest.fixture(autouse=True)

@@ -62,7 +62,7 @@ class HFLayer(nn.Module):
         index: of this layer, for `Attend`.
 
     Example:
-        >>> from specdec import zoo
+        >>> from specdec.lab import zoo
         >>> from specdec.drafters.head.causal import attend_causally
         >>> config = HFLayerConfig.of(zoo.load_target(), like=15)
         >>> layer, table = config.build(index=0), config.rotary_table(4, dtype=torch.float32)

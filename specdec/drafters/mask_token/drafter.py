@@ -57,7 +57,7 @@ class MaskTokenDrafter(HeadDrafter):
 
     Example:
         >>> from specdec import SpeculativeGenerator, zoo
-        >>> from specdec.training.mask_token import new_head
+        >>> from specdec.lab.training.mask_token import new_head
         >>> target = zoo.load_target()
         >>> drafter = MaskTokenDrafter(new_head(target), target, num_draft_tokens=7)
         >>> SpeculativeGenerator(target, drafter).target.feature_layers

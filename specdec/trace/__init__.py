@@ -1,5 +1,0 @@
-"""Traces: every step of a generation with its probabilities, draws, entropies and times."""
-
-from specdec.trace.record import Trace
-
-__all__ = ["Trace"]
