@@ -25,19 +25,16 @@ from transformers.generation.streamers import BaseStreamer
 
 from specdec.arguments import check_integer, shown
 from specdec.drafters import Drafter
-from specdec.graphs.tree import modules_of
-from specdec.lab.show.text import draft_size
 from specdec.loop.host import Generation, OutputCollector, StepRecord
 from specdec.loop.outcome import Outcome, PendingOutcome
+from specdec.loop.pool import StoragePool
 from specdec.loop.state import Parts
-from specdec.loop.storage import StoragePool, signature_of
 from specdec.request import GenerateOptions
 from specdec.request.call import Request, read_request
 from specdec.request.keywords import with_options
 from specdec.results import GenerationResult
 from specdec.samplers import Sampler
 from specdec.targets import Target
-from specdec.targets.target import SlotModel
 
 if TYPE_CHECKING:
     from specdec.lab.trace import Trace
@@ -108,18 +105,16 @@ class SpeculativeGenerator:
         steps_ahead: int | None = None,
         draft_length: ChooseLength | Literal["auto"] | None = None,
     ):
-        from specdec.loop.join import check_settings, joined, loaded
+        from specdec.loop.join import joined
 
-        parts = loaded(target, drafter, sampler)
-        check_settings(
+        self.target, self.drafter, self.sampler = joined(
+            *(target, drafter, sampler),
             graphs=graphs,
             prefill_chunk_size=prefill_chunk_size,
             kept_bytes=kept_bytes,
             steps_ahead=steps_ahead,
             draft_length=draft_length,
         )
-        # The target is tried in forward passes, so what can be checked without it comes first.
-        self.target, self.drafter, self.sampler = joined(target, *parts)
         if steps_ahead is None:
             steps_ahead = int(self.target.device.type == "cuda")
         self.graphs, self.prefill_chunk_size = graphs, int(prefill_chunk_size)
@@ -151,18 +146,18 @@ class SpeculativeGenerator:
             >>> sum("captured in" in line for line in generator.explain().splitlines())
             5
         """
-        from specdec.loop.warming import inert_request, lengths_in_use, warm_up
+        from specdec.loop.warming import inert_request, warm_up
 
         request = inert_request(self.target, rows, tokens, options)
         choose = self._chooser(request)  # which measures the costs that it does not know
         generation = self._begin(request)
-        try:
-            self._storages.check_kept(generation.storage)
-            generation.end_rows(generation.rows)
-            lengths = lengths_in_use(generation, choose, is_measured=self.draft_length == "auto")
-            warm_up(generation.storage, lengths, tokens - 2, self.prefill_chunk_size)
-        finally:
-            generation.close()
+        warm_up(
+            generation,
+            choose,
+            is_measured=self.draft_length == "auto",
+            chunk_size=self.prefill_chunk_size,
+            kept_bytes=self._storages.kept_bytes,
+        )
 
     def step(self, generation: Generation) -> Outcome:
         """One step for every row. Nothing in it waits for the device (logits processors do).
@@ -182,22 +177,15 @@ class SpeculativeGenerator:
             TypeError, ValueError: another generator started the generation, or it was closed;
                 drafter or sampler returned no draft or verdict of the step's sizes.
         """
-        if not isinstance(generation, Generation):
-            raise TypeError(
-                f"generation must be a Generation, got {shown(generation)}; generator.start(ids) "
-                "makes one"
-            )
-        if generation.owner is not self:
-            raise ValueError("another generator started this generation; step it with that one")
         target = self.target
-        may_differ = target.hooks or target.num_handles != RemovableHandle.next_id
-        if may_differ and target.has_other_hooks():
-            target.check_unchanged()
-            if generation.state.signature.is_captured:
-                raise ValueError(
-                    "hooks of the target were registered or removed after this generation was "
-                    "started, whose steps are captured without them; start another one"
-                )
+        if not isinstance(generation, Generation) or generation.owner is not self:
+            from specdec.loop.refusals import refuse_generation
+
+            refuse_generation(generation)
+        if target.hooks or target.num_handles != RemovableHandle.next_id:
+            from specdec.loop.refusals import check_hooks
+
+            check_hooks(target, generation)
         return generation.run_step()
 
     def refresh(self) -> None:
@@ -209,8 +197,9 @@ class SpeculativeGenerator:
         Raises:
             ValueError: a model can no longer be decoded.
         """
-        held = [value for part in modules_of(self.drafter) for value in vars(part).values()]
-        for model in (self.target, *(value for value in held if isinstance(value, SlotModel))):
+        from specdec.loop.join import models_of
+
+        for model in (self.target, *models_of(self.drafter)):
             model.refresh()
         self._forget_costs()
         self.release()
@@ -226,15 +215,9 @@ class SpeculativeGenerator:
         self._storages.clear()
 
     def __repr__(self) -> str:
-        model, target = self.target.model, self.target
-        sampler = " ".join(str(self.sampler).split())  # a module with parts prints lines
-        return (
-            f"SpeculativeGenerator(target {type(model).__name__}, "
-            f"{model.num_parameters() / 1e6:.1f} M parameters, {target.dtype} on {target.device}; "
-            f"drafter {type(self.drafter).__name__}, "
-            f"{draft_size(self.drafter.num_draft_tokens, self.drafter.tree_depth)}; "
-            f"sampler {sampler})"
-        )
+        from specdec.loop.capturing import headline
+
+        return headline(self.target, self.drafter, self.sampler)
 
     def __getstate__(self) -> dict:
         """The result of the last call is no part of a pickled generator."""
@@ -248,9 +231,10 @@ class SpeculativeGenerator:
             >>> print(SpeculativeGenerator(zoo.load_target(), None).explain())
             steps are eager: the target is on a CPU (graphs=True replays there, too, for tests)
         """
-        steps = self._storages.describe()
+        from specdec.loop.capturing import describe
+
         lengths = () if self._lengths is None else self._lengths.describe()
-        return "\n".join([*steps, *self.target.notes, *lengths])
+        return "\n".join([*describe(self._storages), *self.target.notes, *lengths])
 
     @with_options
     def start(
@@ -393,23 +377,17 @@ class SpeculativeGenerator:
             ValueError: another model than the generator's target, or inputs that specdec does not
             know.
         """
-        from specdec.hf.generation import call_of_generate
-        from specdec.request.hook import output_of, read_hook
+        from specdec.loop.hook import generate_for_hf
 
-        call = call_of_generate()
-        streamer = call.get("streamer") if streamer is None else streamer
-        with _ending(streamer):
-            request = read_hook(
-                *(self.target, model, call, input_ids, logits_processor, stopping_criteria),
-                generation_config,
-                model_kwargs,
-                synced_gpus=synced_gpus,
-                stop_strings=stop_strings,
-                seed=seed,
-                output_logprobs=output_logprobs,
-            )
-            result = self._generate(request, streamer=streamer)
-        return output_of(result, generation_config)
+        return generate_for_hf(
+            *(self._generate, self.target, model, input_ids, logits_processor),
+            *(stopping_criteria, generation_config, model_kwargs),
+            synced_gpus=synced_gpus,
+            streamer=streamer,
+            stop_strings=stop_strings,
+            seed=seed,
+            output_logprobs=output_logprobs,
+        )
 
     def _generate(
         self,
@@ -477,19 +455,13 @@ class SpeculativeGenerator:
         """What chooses the draft lengths of a call; with costs of its size, which are measured if
         they are not known. Processors and criteria, host code of users, have no part in them.
         """
-        choose, asked = self.draft_length, request.num_draft_tokens
-        if choose is None or asked is not None or not self.drafter.num_draft_tokens:
+        is_fixed = self.draft_length is None or request.num_draft_tokens is not None
+        if is_fixed or not self.drafter.num_draft_tokens:
             return None
-        from specdec.loop.lengths import check_seeds
-
-        check_seeds(request.seeds, self.sampler)
-        if choose != "auto":
-            return choose
         reason = self._storages.why_eager(request, is_traced=trace)
         parts = Parts(self.target, self.drafter, self.sampler)
-        signature = signature_of(parts, request, captures=reason is None)
         begin = partial(self._begin, trace=reason is not None)
-        return self._lengths.chooser_of(request, signature, begin)
+        return self._lengths.chooser_of(self.draft_length, parts, request, reason, begin)
 
     def _run(
         self,
@@ -502,29 +474,26 @@ class SpeculativeGenerator:
         """
         unread: deque[tuple[PendingOutcome, int]] = deque()
         k, depth = generation.state.signature.num_draft_tokens, generation.parts.drafter.tree_depth
-        acceptance: Any = None
+        chosen: Any = None
         if choose is not None:
-            from specdec.loop.lengths import Acceptance
+            from specdec.loop.lengths import ChosenLengths
 
-            acceptance = Acceptance(k, is_tree=depth is not None)
+            chosen = ChosenLengths(choose, k, is_tree=depth is not None)
 
         def may_be_last() -> bool:
             most = sum(min(asked, depth or asked) + 1 for _, asked in unread)
             return collector.most_left <= most
 
         while not collector.is_done:
-            if choose is not None:
-                rows = generation.state.signature.batch_size
-                chosen = choose(acceptance, rows, collector.longest)
-                what = "the number of draft tokens that draft_length returned"
-                generation.num_draft_tokens = check_integer(what, chosen, 0, k)
+            if chosen is not None:
+                chosen.set(generation, collector.longest)
             outcome, asked = self.step(generation), generation.num_draft_tokens
             unread.append((outcome.fetch(), asked))
             while len(unread) > self.steps_ahead or (unread and may_be_last()):
                 read, asked = unread.popleft()
                 record = collector.add(read)
-                if acceptance is not None:
-                    acceptance.update(record.rows, asked)
+                if chosen is not None:
+                    chosen.note(record.rows, asked)
                 if self.steps_ahead == 0:  # else the rows of those under way have to stay
                     generation.drop_ended()
                 longest = collector.longest + (k + 1) * len(unread)

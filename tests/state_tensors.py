@@ -1,6 +1,6 @@
 """Where the tensors are that a state or a part of one holds."""
 
-from specdec.graphs.tree import owned_tensors
+from specdec.graphs.owned import owned_tensors
 
 
 def addresses(owner) -> dict[str, int]:

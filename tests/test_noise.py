@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec import BlockSampler, ModelDrafter, Proposal, RejectionSampler, SpeculativeGenerator
-from specdec.graphs.tree import copy_into, keep_rows
+from specdec.graphs.rows import keep_rows
+from specdec.graphs.tree import copy_into
 from specdec.kernels.philox.reference import philox, philox_of_tensors
 from specdec.samplers import (
     Drawing,

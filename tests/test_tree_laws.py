@@ -18,7 +18,7 @@ from specdec import (
     RejectionSampler,
     TypicalSampler,
 )
-from specdec.graphs.tree import map_tensors
+from specdec.graphs.rows import map_tensors
 from specdec.kernels.verify.tree import verify_tree
 from specdec.lab.certificates.sampler.enumeration import find_flips
 from specdec.lab.certificates.sampler.problems import FILTERS, Problems, random_problems

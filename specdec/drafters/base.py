@@ -104,7 +104,7 @@ class Drafter(nn.Module, ABC):
         of tensors, zeros with rows first (a dataclass, a tuple, a dict; `None` where there is
         nothing to remember). `prefill` and `propose` change it in place.
 
-        The loop owns it. It drops rows that have ended (`specdec.graphs.tree.keep_rows`), and fills
+        The loop owns it. It drops rows that have ended (`specdec.graphs.rows.keep_rows`), and fills
         the whole state with zeros before each call. Fields of a dataclass that are
         `specdec.graphs.shared()`, the same for all rows, are left alone.
         """

@@ -33,8 +33,9 @@ from specdec.graphs.check import (
     restore,
     why_different,
 )
+from specdec.graphs.rows import map_tensors
 from specdec.graphs.sync import HostSyncError, no_host_sync
-from specdec.graphs.tree import copy_into, leaves, map_tensors
+from specdec.graphs.tree import copy_into, leaves
 from specdec.torch_names import clear_workspaces, communicators, end_allocation
 
 _ONE_CAPTURE = threading.Lock()

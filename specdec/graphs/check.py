@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specdec.graphs.tree import leaves, owned_tensors
+from specdec.graphs.owned import owned_tensors
+from specdec.graphs.tree import leaves
 from specdec.torch_names import version_of
 
 

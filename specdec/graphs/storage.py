@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from specdec.arguments import shown
-from specdec.graphs.tree import owned_tensors
+from specdec.graphs.owned import owned_tensors
 
 
 class StorageMovedError(RuntimeError):

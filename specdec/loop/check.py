@@ -10,8 +10,10 @@ import torch
 
 from specdec.graphs.storage import stable_storage
 from specdec.loop.host import Generation
+from specdec.loop.new_storage import allocated
 from specdec.loop.outcome import Outcome
-from specdec.loop.prefill import prefill, prefill_chunk, prefill_inputs
+from specdec.loop.prefill import prefill, prefill_chunk
+from specdec.loop.prefill_inputs import prefill_inputs
 from specdec.loop.state import StepState
 from specdec.loop.step import step
 from specdec.results import RowStep
@@ -40,16 +42,14 @@ class EagerTwin:
         theirs, self._parts, self._stepper = storage.state, storage.parts, generation.stepper
         self._num_rows = len(request.lengths)
         self._storage, self._num_steps = stable_storage(theirs), 0
-        self._state = StepState.allocate(
-            theirs.signature, theirs.cache.num_slots, self._parts, request
-        )
+        self._state = allocated(theirs.signature, theirs.cache.num_slots, self._parts, request)
         self._state.load(request)
         if request.prompt_inputs is not None:
             prefill_inputs(self._parts, self._state, request, chunk_size)
             return
-        sizes = storage.replay.chunks(max(request.lengths) - 1, chunk_size)
+        sizes = storage.chunks(max(request.lengths) - 1, chunk_size)
         run_chunk = partial(prefill_chunk, self._parts, self._state)
-        prefill(self._state, sizes, run_chunk, fixed=storage.replay.captured_chunks)
+        prefill(self._state, sizes, run_chunk, fixed=storage.fixed_chunks)
 
     def __call__(self, state: StepState, num_draft_tokens: int) -> Outcome:
         """One step for every row, taken twice and compared.

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
 from specdec.arguments import check_integer
-from specdec.graphs.tree import keep_rows, rows_to_keep
+from specdec.graphs.rows import keep_rows, rows_to_keep
 from specdec.lab.show.text import draft_size
 from specdec.loop.outcome import Outcome, PendingOutcome
 from specdec.loop.state import Parts

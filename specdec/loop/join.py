@@ -9,19 +9,38 @@ from torch import nn
 from specdec.arguments import check_choice, check_integer, shown
 from specdec.drafters import Drafter, NoDrafter
 from specdec.drafters.check import check_drafter
+from specdec.graphs.tree import modules_of
 from specdec.samplers import BlockSampler, Sampler
 from specdec.samplers.check import check_sampler
 from specdec.targets import Target
+from specdec.targets.target import SlotModel
 
 
-def loaded(
-    target: nn.Module | Target, drafter: Drafter | str | None, sampler: Sampler | str
-) -> tuple[Drafter, Sampler]:
-    """Drafter and sampler, those that are named loaded.
+def joined(
+    target: nn.Module | Target, drafter: Drafter | str | None, sampler: Sampler | str, **settings
+) -> tuple[Target, Drafter, Sampler]:
+    """The three parts, the target with the features that the drafter reads.
 
     Raises:
-        TypeError, ValueError: no drafter, or no sampler, or one that cannot be.
+        TypeError, ValueError: a part or a setting that cannot be, a target that cannot be decoded
+        this way, or a drafter that does not fit it.
     """
+    parts = _loaded(target, drafter, sampler)
+    _check_settings(**settings)
+    # The target is tried in forward passes, so what can be checked without it comes first.
+    return _fitted(target, *parts)
+
+
+def models_of(drafter: Drafter) -> list[SlotModel]:
+    """The models that a drafter and its parts decode, but their target."""
+    held = [value for part in modules_of(drafter) for value in vars(part).values()]
+    return [value for value in held if isinstance(value, SlotModel)]
+
+
+def _loaded(
+    target: nn.Module | Target, drafter: Drafter | str | None, sampler: Sampler | str
+) -> tuple[Drafter, Sampler]:
+    """Drafter and sampler, those that are named loaded."""
     if isinstance(drafter, str) or (isinstance(sampler, str) and sampler != "auto"):
         from specdec.loading import load_drafter, load_sampler
 
@@ -35,7 +54,7 @@ def loaded(
     return drafter, sampler
 
 
-def check_settings(
+def _check_settings(
     *,
     graphs: Any,
     prefill_chunk_size: Any,
@@ -57,15 +76,10 @@ def check_settings(
         )
 
 
-def joined(
+def _fitted(
     target: nn.Module | Target, drafter: Drafter, sampler: Sampler
 ) -> tuple[Target, Drafter, Sampler]:
-    """The three parts, the target with the features that the drafter reads.
-
-    Raises:
-        TypeError, ValueError: the target cannot be decoded this way, or the drafter does not fit
-        it.
-    """
+    """The three parts, the target with the features that the drafter reads."""
     target = target if isinstance(target, Target) else Target(target)
     limit = target.max_positions
     if limit is not None and drafter.num_draft_tokens >= limit:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,9 +23,10 @@ from transformers import StoppingCriteriaList
 
 from specdec.arguments import check_integer
 from specdec.loop.host import Generation, OutputCollector
+from specdec.loop.new_storage import STORAGE_MULTIPLE
+from specdec.loop.pool import signature_of
 from specdec.loop.replay import NUM_EAGER
-from specdec.loop.state import Signature, bucket_of_rows
-from specdec.loop.storage import STORAGE_MULTIPLE
+from specdec.loop.state import Parts, Signature, bucket_of_rows
 from specdec.processes import agreed
 from specdec.request.call import Request
 from specdec.results import RowStep
@@ -110,6 +111,30 @@ ChooseLength = Callable[[Acceptance, int, int], int]
 function of these arguments alone keeps the text lossless. A memory of earlier calls does not: the
 same seed may have come before, and with it the draws that are to come.
 """
+
+
+class ChosenLengths:
+    """Sets the draft length of each step of a call, by what its earlier steps accepted.
+
+    Args:
+        choose: the next length.
+        num_draft_tokens: K.
+        is_tree: the drafts are trees.
+    """
+
+    def __init__(self, choose: ChooseLength, num_draft_tokens: int, *, is_tree: bool):
+        self._choose, self._most = choose, num_draft_tokens
+        self._acceptance = Acceptance(num_draft_tokens, is_tree=is_tree)
+
+    def set(self, generation: Generation, longest: int) -> None:
+        """Before a step; `longest` is the length of the longest row."""
+        chosen = self._choose(self._acceptance, generation.state.signature.batch_size, longest)
+        what = "the number of draft tokens that draft_length returned"
+        generation.num_draft_tokens = check_integer(what, chosen, 0, self._most)
+
+    def note(self, rows: Iterable[RowStep | None], num_draft_tokens: int) -> None:
+        """After a step, as of `Acceptance.update`."""
+        self._acceptance.update(rows, num_draft_tokens)
 
 
 class AutoLength:
@@ -280,13 +305,22 @@ class MeasuredLengths:
 
     def chooser_of(
         self,
+        choose: ChooseLength | Literal["auto"],
+        parts: Parts,
         request: Request,
-        signature: Signature,
+        why_eager: str | None,
         begin: Callable[[Request], Generation],
-    ) -> AutoLength:
-        """What chooses for a call, of this signature. Processors and criteria, host code of users,
-        have no part in the costs.
+    ) -> ChooseLength:
+        """What chooses for a call: the caller's own, or by costs. Processors and criteria, host
+        code of users, have no part in the costs.
+
+        Raises:
+            ValueError: rows share a seed.
         """
+        check_seeds(request.seeds, parts.sampler)
+        if choose != "auto":
+            return choose
+        signature = signature_of(parts, request, captures=why_eager is None)
         plain = replace(request, criteria=StoppingCriteriaList(), processors=())
         longest = max(request.lengths)
         tokens = longest, longest + request.max_new_tokens

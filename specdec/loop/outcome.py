@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.graphs.tree import map_tensors
+from specdec.graphs.rows import map_tensors
 from specdec.results import RowStep
 from specdec.types import Draft, Verdict
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from specdec.graphs.tree import map_tensors
+from specdec.graphs.rows import map_tensors
 from specdec.loop.outcome import Outcome
 from specdec.loop.state import Parts, StepState, TokenBuffer
 from specdec.loop.step import Mark, ignore, step

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec.drafters.base import Drafter
-from specdec.drafters.check import check_state
-from specdec.graphs.tree import copy_from_host, copy_into, fill, map_tensors, parts_of, shared
+from specdec.graphs.tree import copy_from_host, copy_into, fill, parts_of, shared
 from specdec.request.call import Request
 from specdec.samplers import LogitsFilter, Noise, Sampler
 from specdec.slots.cache import SlotCache, narrowed
@@ -253,38 +252,6 @@ class StepState:
     features: Tensor | None
     chunk_start: Tensor = shared()
 
-    @classmethod
-    def allocate(
-        cls, signature: Signature, num_slots: int, parts: Parts, request: Request
-    ) -> StepState:
-        """Tensors for calls like the given one that need at most `num_slots` slots; `load` has to
-        follow.
-        """
-        rows, depth, target = signature.batch_size, signature.depth, parts.target
-        device, drafter, request = target.device, parts.drafter, request.filled_to(rows)
-        sizes = {"vocab_size": target.vocab_size, "device": device}
-        drafter_state = check_state(drafter, rows, num_slots, **sizes)
-        features = None
-        if target.feature_width:
-            shape = rows, depth + 1, target.feature_width
-            features = torch.zeros(shape, dtype=target.dtype, device=device)
-        options = {"max_window": drafter.num_draft_tokens + 1, "extra_slots": signature.extra_slots}
-        cache = target.init_cache(rows, num_slots, **options)
-        cache.row_inputs = map_tensors(
-            partial(torch.zeros_like, device=device), _inputs_of(request)
-        )
-        return cls(
-            signature=signature,
-            vocab_size=target.vocab_size,
-            buffer=TokenBuffer(rows, num_slots, depth=depth, **sizes),
-            logits_filter=LogitsFilter(rows, device=device, **request.logits_filter),
-            noise=parts.sampler.noise_type([0] * rows, device=device),
-            cache=cache,
-            drafter_state=drafter_state,
-            features=features,
-            chunk_start=torch.zeros((), dtype=torch.long, device=device),
-        )
-
     def with_options(self, signature: Signature, logits_filter: LogitsFilter) -> StepState:
         """The same tensors for calls of another signature, with the filter of these calls."""
         return replace(self, signature=signature, logits_filter=logits_filter)
@@ -315,7 +282,7 @@ class StepState:
         # A masked slot has weight 0, but a NaN that a broken model left there would still be one.
         fill((self.cache, self.drafter_state, self.features), 0)
         mine = self.logits_filter, self.noise, self.cache.row_inputs
-        copy_into(mine, (*values, _inputs_of(request)))
+        copy_into(mine, (*values, inputs_of(request)))
 
     @property
     def num_in_use(self) -> int:
@@ -361,7 +328,7 @@ class StepState:
         return TargetText(parts.target, self.cache, lengths, room=self.signature.num_behind)
 
 
-def _inputs_of(request: Request) -> dict[str, Tensor]:
+def inputs_of(request: Request) -> dict[str, Tensor]:
     """What windows say of the rows of a call, on the host; see `SlotCache`."""
     ends = torch.tensor(request.lengths, device="cpu") - 1
     own = request.step_inputs

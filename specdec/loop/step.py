@@ -15,13 +15,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specdec.arguments import name_of, shown
 from specdec.loop.outcome import Outcome
 from specdec.loop.state import Parts, StepState
 from specdec.samplers.base import Sampler
 from specdec.samplers.noise import StepNoise
 from specdec.targets.text import refuse_unread_target
-from specdec.types import PAD_TOKEN, Draft, TargetOutput, Verdict, Verified
+from specdec.types import Draft, TargetOutput, Verdict
 
 Stepper = Callable[[StepState, int], Outcome]
 """(state, tokens to draft) -> outcome: one step for every row. `step` of some parts is one, and
@@ -67,10 +66,9 @@ def step(
             returned no draft or verdict of the step's sizes.
     """
     if num_draft_tokens not in range((most := state.signature.num_draft_tokens) + 1):
-        raise ValueError(
-            f"a step of this generation drafts 0 to {most} tokens, and {num_draft_tokens} were "
-            "asked for; a stepper of your own may ask the inner one for fewer, not for more"
-        )
+        from specdec.loop.contract import refuse_length
+
+        refuse_length(num_draft_tokens, most)
     noise = state.noise.at(state.buffer.root_position, num_draft_tokens + 1)
     draft = propose(parts, state, noise, num_draft_tokens)
     mark("draft")
@@ -131,16 +129,13 @@ def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: i
     _check_fit(drafter, draft, Draft, shape, state.device)
     most = signature.tree_depth
     if draft.depth > signature.depth or (most is None and not draft.is_chain):
-        raise ValueError(
-            f"{name_of(drafter)} returned a draft of depth {draft.depth}, and its tree_depth is "
-            f"{most}; set it to the most tokens that a path of its trees has"
-        )
+        from specdec.loop.contract import refuse_depth
+
+        refuse_depth(drafter, draft, most)
     if draft.probs is not None and draft.probs.shape[-1] != vocab_size:
-        raise ValueError(
-            f"{name_of(drafter)} returned draft.probs over a vocabulary of "
-            f"{draft.probs.shape[-1]}, but target logits have {vocab_size}; the drafter must "
-            "express its probabilities over the target's vocabulary"
-        )
+        from specdec.loop.contract import refuse_vocabulary
+
+        refuse_vocabulary(drafter, draft, vocab_size)
     return draft
 
 
@@ -186,9 +181,9 @@ def accept(
         outputs = outputs_of(state, draft, verdict, output, logits)
     num_new, vocab_size = state.buffer.num_new, state.vocab_size
     if parts.drafter.reads_outcome:
-        found, root = in_range(verdict, draft, vocab_size), state.buffer.recent[:, 0]
-        verified = Verified(draft, output, found, num_new, root)
-        parts.drafter.learn(verified, state.drafter_state)
+        from specdec.loop.learning import learn
+
+        learn(parts, state, draft, output, verdict)
     checked = numbers_to_check(draft, logits)
     return Outcome(draft, verdict, logits, num_new, is_eos, vocab_size, checked, outputs)
 
@@ -239,18 +234,6 @@ def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | 
     return is_eos
 
 
-def in_range(verdict: Verdict, draft: Draft, vocab_size: int) -> Verdict:
-    """A verdict with ids and counts in their ranges, as `commit` takes it; faults are found in the
-    one that came.
-    """
-    return replace(
-        verdict,
-        tokens=verdict.tokens.clamp(PAD_TOKEN, vocab_size - 1),
-        num_accepted=verdict.num_accepted.clamp(0, draft.depth),
-        path=None if verdict.path is None else verdict.path.clamp(0, draft.tokens.shape[1]),
-    )
-
-
 def check_verdict(sampler: Sampler, verdict: object, draft: Draft) -> Verdict:
     """Returns what a sampler decided, if it is a verdict of the draft's sizes.
 
@@ -260,10 +243,9 @@ def check_verdict(sampler: Sampler, verdict: object, draft: Draft) -> Verdict:
     """
     _check_fit(sampler, verdict, Verdict, (len(draft.tokens), draft.depth + 1), draft.tokens.device)
     if verdict.path is None and not draft.is_chain:
-        raise ValueError(
-            f"{name_of(sampler)} returned path=None for a tree; Verdict.path names the nodes of a "
-            "tree that were accepted, and is None for a chain"
-        )
+        from specdec.loop.contract import refuse_pathless
+
+        refuse_pathless(sampler)
     return verdict
 
 
@@ -271,14 +253,8 @@ def _check_fit(
     part: object, record: object, kind: type, shape: tuple[int, int], device: torch.device
 ) -> None:
     """Raises an error unless the record is of this kind and has the sizes of the step."""
-    name = kind.__name__
-    if not isinstance(record, kind):
-        found = shown(record)
-        raise TypeError(f"{name_of(part)} must return a specdec.types.{name}, got {found}")
-    if record.tokens.shape == shape and record.tokens.device == device:
-        return
-    raise ValueError(
-        f"{name_of(part)} returned {name.lower()}.tokens of shape {list(record.tokens.shape)} on "
-        f"{record.tokens.device}, expected {list(shape)} on {device}; a row may have fewer tokens "
-        "(Draft.num_valid, or PAD_TOKEN in a verdict), and the table may not"
-    )
+    is_one = isinstance(record, kind) and record.tokens.shape == shape
+    if not (is_one and record.tokens.device == device):
+        from specdec.loop.contract import refuse_record
+
+        refuse_record(part, record, kind, shape, device)

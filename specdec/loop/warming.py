@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from specdec.arguments import check_integer
+from specdec.loop.capturing import check_kept
 from specdec.loop.host import Generation
 from specdec.loop.lengths import ChooseLength, lengths_to_measure
 from specdec.loop.storage import Storage
@@ -48,13 +49,39 @@ def lengths_in_use(
     return lengths_to_measure(most) if is_measured else range(most + 1)
 
 
-def warm_up(storage: Storage, lengths: Iterable[int], num_read: int, chunk_size: int) -> None:
-    """Runs steps of these draft lengths, and prompt chunks of all sizes that up to `num_read`
-    tokens are read in, until nothing of them is left to compile or to capture.
+def warm_up(
+    generation: Generation,
+    choose: ChooseLength | None,
+    *,
+    is_measured: bool,
+    chunk_size: int,
+    kept_bytes: int,
+) -> None:
+    """Runs steps of all draft lengths in use, and prompt chunks of all sizes that come, until
+    nothing of them is left to compile or to capture; then closes the generation.
 
-    The call that is loaded has prompts of one token, and all of its rows have ended: nothing is
-    read and nothing committed.
+    Args:
+        generation: of an `inert_request`. Its rows are ended: nothing is read and nothing
+            committed.
+        choose: what chooses draft lengths.
+        is_measured: it chooses by what steps cost.
+        chunk_size: the most tokens of a chunk.
+        kept_bytes: that are kept for later calls.
+
+    Raises:
+        ValueError: the tensors of such calls are not kept.
     """
+    try:
+        check_kept(generation.storage.size_bytes, kept_bytes)
+        generation.end_rows(generation.rows)
+        lengths = lengths_in_use(generation, choose, is_measured=is_measured)
+        num_read = generation.request.max_new_tokens - 1
+        _run_all(generation.storage, lengths, num_read, chunk_size)
+    finally:
+        generation.close()
+
+
+def _run_all(storage: Storage, lengths: Iterable[int], num_read: int, chunk_size: int) -> None:
     count, num_slots = 1, storage.num_slots
     sizes = sorted({1, min(num_read, chunk_size)} if num_read else ())  # any size may come
     if storage.replay is not None:

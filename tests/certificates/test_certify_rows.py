@@ -23,7 +23,7 @@ from specdec import (
     zoo,
 )
 from specdec.graphs import shared
-from specdec.graphs.tree import keep_rows
+from specdec.graphs.rows import keep_rows
 from specdec.kernels import draw
 from specdec.lab.certificates.generator.rows import ADVICE, audit_rows
 from specdec.request import Sampling

@@ -63,7 +63,8 @@ from specdec import (
     TopSlots,
     Tree,
 )
-from specdec.graphs.tree import fill, keep_rows, tables
+from specdec.graphs.rows import keep_rows
+from specdec.graphs.tree import fill, tables
 from specdec.kernels import draw
 from specdec.samplers import CouplingSampler, Stream
 from specdec.slots.cache import SlotCache, round_up

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from specdec.graphs import Captured, no_host_sync
 from specdec.graphs.capture import CaptureError, GraphPool
-from specdec.graphs.tree import leaves, owned_tensors
+from specdec.graphs.owned import owned_tensors
+from specdec.graphs.tree import leaves
 
 
 @dataclass(frozen=True)

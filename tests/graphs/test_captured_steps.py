@@ -20,11 +20,12 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 from specdec import EnsembleSampler, ModelDrafter, PromptLookupDrafter, SpeculativeGenerator
 from specdec.graphs import Captured, no_host_sync
 from specdec.graphs.capture import CaptureError
+from specdec.graphs.owned import owned_tensors
 from specdec.graphs.storage import StorageMovedError, stable_storage
-from specdec.graphs.tree import owned_tensors
+from specdec.loop import new_storage
 from specdec.loop.check import ReplayMismatchError
 from specdec.loop.replay import NUM_EAGER
-from specdec.loop.state import StepState, TokenBuffer
+from specdec.loop.state import TokenBuffer
 
 IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
 SAMPLERS = ["block", "rejection", "coupling", EnsembleSampler(0.8), "typical"]
@@ -140,7 +141,7 @@ def test_calls_of_any_length_run_in_one_storage_with_one_graph_for_each_set_of_o
         capture(self, *args, **kwargs)
 
     monkeypatch.setattr(Captured, "__init__", counting)
-    monkeypatch.setattr("specdec.loop.storage.FIRST_TOKENS", 64)
+    monkeypatch.setattr("specdec.loop.new_storage.FIRST_TOKENS", 64)
     draws, drafter = random.Random(3), ModelDrafter(perturbed(ROOMY), 3)
     generator = SpeculativeGenerator(ROOMY, drafter, graphs=True, prefill_chunk_size=70)
     fresh = SpeculativeGenerator(ROOMY, drafter, graphs=False, kept_bytes=0)
@@ -180,7 +181,7 @@ def test_a_closed_generation_is_not_stepped_over_the_tensors_of_another_call(gra
 
 
 def test_storage_grows_with_calls_and_never_beyond_the_targets_positions(monkeypatch):
-    monkeypatch.setattr("specdec.loop.storage.FIRST_TOKENS", 64)
+    monkeypatch.setattr("specdec.loop.new_storage.FIRST_TOKENS", 64)
     generator = SpeculativeGenerator(ROOMY, "lookup", graphs=True)
     sizes = []
     for room in (20, 1, 100, 20, 130, 503):
@@ -191,7 +192,7 @@ def test_storage_grows_with_calls_and_never_beyond_the_targets_positions(monkeyp
 
 
 def test_storage_is_no_larger_than_needed_where_there_is_no_memory_for_more(monkeypatch):
-    allocate, asked = StepState.allocate, []
+    allocate, asked = new_storage.allocated, []
 
     def scarce(signature, num_slots, *args):
         asked.append(num_slots)
@@ -199,7 +200,7 @@ def test_storage_is_no_larger_than_needed_where_there_is_no_memory_for_more(monk
             raise torch.OutOfMemoryError("as on a GPU")
         return allocate(signature, num_slots, *args)
 
-    monkeypatch.setattr(StepState, "allocate", scarce)
+    monkeypatch.setattr(new_storage, "allocated", scarce)
     generator = SpeculativeGenerator(ROOMY, "lookup", graphs=True)
     found = generator.generate(IDS[1:2, -1:], max_new_tokens=20, eos_token_id=None)
     assert found.new_tokens.shape == (1, 20)
@@ -292,7 +293,7 @@ def test_a_step_that_waits_is_refused_by_name_and_auto_goes_on_eagerly(monkeypat
     with pytest.raises(CaptureError, match=r"test_captured_steps.py.*context.start.max\(\)"):
         generator.generate(IDS, MASK, **LONG)
     generator = SpeculativeGenerator(MODEL, WaitingDrafter(3))
-    monkeypatch.setattr(generator._storages, "_reason", None)  # as on a GPU
+    monkeypatch.setattr(generator._storages, "reason", None)  # as on a GPU
     expected = SpeculativeGenerator(MODEL, PromptLookupDrafter(3)).generate(IDS, MASK, **LONG)
     for _ in range(2):
         assert account(generator.generate(IDS, MASK, **LONG)) == account(expected)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from specdec.graphs.tree import copy_from_host, sent
+from specdec.graphs.sending import sent
+from specdec.graphs.tree import copy_from_host
 
 KINDS = torch.bool, torch.int64, torch.float64, torch.float32, torch.bfloat16, torch.uint8
 

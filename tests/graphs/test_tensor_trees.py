@@ -9,16 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.graphs.tree import (
-    copy_into,
-    fill,
-    keep_rows,
-    map_tensors,
-    rows_to_keep,
-    shared,
-    size_bytes,
-    tables,
-)
+from specdec.graphs.owned import size_bytes
+from specdec.graphs.rows import keep_rows, map_tensors, rows_to_keep
+from specdec.graphs.tree import copy_into, fill, shared, tables
 from specdec.samplers import LogitsFilter
 
 WIDTH = 3

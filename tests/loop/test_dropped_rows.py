@@ -18,7 +18,9 @@ from state_tensors import addresses
 from transformers import LogitsProcessorList
 
 from specdec import NoDrafter, SpeculativeGenerator
-from specdec.graphs.tree import keep_rows, owned_tensors, rows_to_keep, tables
+from specdec.graphs.owned import owned_tensors
+from specdec.graphs.rows import keep_rows, rows_to_keep
+from specdec.graphs.tree import tables
 from specdec.targets.view import wrap_forward
 
 LENGTHS = [3, 9, 1, 6, 9, 4]

@@ -8,7 +8,7 @@ from drafting import ragged_prompts
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec import Draft, NoDrafter, SpeculativeGenerator
-from specdec.graphs.tree import map_tensors
+from specdec.graphs.rows import map_tensors
 from specdec.loop.outcome import Fault
 
 PROMPTS = ragged_prompts(VOCAB, 5, 2, 9)

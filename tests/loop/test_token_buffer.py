@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.graphs import no_host_sync
-from specdec.graphs.tree import keep_rows, rows_to_keep
+from specdec.graphs.rows import keep_rows, rows_to_keep
 from specdec.loop.state import TokenBuffer
 from specdec.types import PAD_TOKEN
 

@@ -28,7 +28,7 @@ from specdec import (
 from specdec.drafters.base import NoDrafter
 from specdec.drafters.check import check_drafter
 from specdec.drafters.proposal import Proposal
-from specdec.graphs.tree import map_tensors
+from specdec.graphs.rows import map_tensors
 
 IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
 

@@ -85,7 +85,7 @@ def _(right, self, start, width):
 
 
 @instead_of(
-    "graphs.tree:keep_rows",
+    "graphs.rows:keep_rows",
     "a row that moves takes the noise of another (vllm#14645)",
     "loop/test_dropped_rows.py",
 )
@@ -183,7 +183,7 @@ def _(right, tree, value):
 
 
 @instead_of(
-    "graphs.tree:keep_rows",
+    "graphs.rows:keep_rows",
     "rows that are kept get the values of other rows (vllm#14645)",
     _CACHE,
 )
@@ -192,7 +192,7 @@ def _(right, tree, rows):
 
 
 @instead_of(
-    "graphs.tree:keep_rows",
+    "graphs.rows:keep_rows",
     "a row that is dropped leaves the wrong row behind (vllm#14645, sglang#8726)",
     "loop/test_generation_machine.py",
 )

@@ -27,7 +27,8 @@ from specdec import (
     Target,
     Tree,
 )
-from specdec.graphs.tree import size_bytes, tables
+from specdec.graphs.owned import size_bytes
+from specdec.graphs.tree import tables
 from specdec.samplers import BlockSampler
 from specdec.slots import room as room_module
 from specdec.targets import mixers

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specdec import ModelDrafter, SpeculativeGenerator, Target
-from specdec.graphs.tree import fill, keep_rows, rows_to_keep, size_bytes
+from specdec.graphs.owned import size_bytes
+from specdec.graphs.rows import keep_rows, rows_to_keep
+from specdec.graphs.tree import fill
 from specdec.slots.attention import window_mask
 from specdec.slots.cache import KeyValueShape, SlotCache, Window, narrowed, round_up
 from specdec.slots.copies import copy_slots

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from specdec.generator import SpeculativeGenerator
-from specdec.graphs.tree import map_tensors
+from specdec.graphs.rows import map_tensors
 from specdec.lab.certificates.generator.reading import inputs_of
 from specdec.loop.host import Generation, OutputCollector
 from specdec.loop.outcome import Outcome

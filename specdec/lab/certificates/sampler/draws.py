@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.graphs.tree import map_tensors
+from specdec.graphs.rows import map_tensors
 from specdec.lab.certificates.chisquare import goodness_of_fit
 from specdec.lab.certificates.sampler.drafting import DrawnNoise
 from specdec.lab.certificates.sampler.enumeration import ExtraDraws, joint_law

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specdec.graphs.tree import map_tensors
+from specdec.graphs.rows import map_tensors
 from specdec.kernels.verify.paths import PathDraft
 from specdec.lab.certificates.sampler.problems import Problems
 from specdec.loop.faults import check_decisions
