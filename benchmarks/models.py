@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter
-from specdec.drafters.eagle import EagleConfig, EagleHead
+from specdec.drafters.eagle import EagleHead
+from specdec.drafters.eagle_config import EagleConfig
 from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.mask_token.head import MaskTokenConfig, MaskTokenHead
 from specdec.drafters.mtp.head import MTPHead

@@ -10,7 +10,7 @@ from specdec.drafters import files
 
 if TYPE_CHECKING:
     from specdec.drafters.assistant import AssistantDrafter
-    from specdec.drafters.base import Drafter, NoDrafter
+    from specdec.drafters.base import Drafter
     from specdec.drafters.eagle import EagleDrafter
     from specdec.drafters.join import FirstMatch
     from specdec.drafters.lookahead import LookaheadDrafter
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from specdec.drafters.medusa import MedusaDrafter
     from specdec.drafters.model import ModelDrafter
     from specdec.drafters.mtp.drafter import MTPDrafter
+    from specdec.drafters.plain import NoDrafter
     from specdec.drafters.proposal import Proposal
     from specdec.drafters.self_draft import SelfDrafter
     from specdec.drafters.source_lookup import SourceLookupDrafter
@@ -95,7 +96,8 @@ __all__ = [
 
 _HOMES = {
     "drafters.assistant": "AssistantDrafter",
-    "drafters.base": "Drafter NoDrafter",
+    "drafters.base": "Drafter",
+    "drafters.plain": "NoDrafter",
     "drafters.eagle": "EagleDrafter",
     "drafters.join": "FirstMatch",
     "drafters.lookahead": "LookaheadDrafter",

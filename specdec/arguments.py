@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from types import NoneType
 from typing import Any
 
@@ -68,9 +67,9 @@ def check_integer(
     """
     value, expected = plain_number(value), f"an integer{_range(low, high)}"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(_message(name, expected, value, advice))
+        raise TypeError(message(name, expected, value, advice))
     if (low is not None and value < low) or (high is not None and value > high):
-        raise ValueError(_message(name, expected, value, advice))
+        raise ValueError(message(name, expected, value, advice))
     return value
 
 
@@ -102,14 +101,14 @@ def check_number(
     """
     value, expected = plain_number(value), f"a number{_range(low, high)}"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(_message(name, expected, value, advice))
+        raise TypeError(message(name, expected, value, advice))
     is_in = (low is None or value >= low) and (high is None or value <= high)
     if above is not None and not value > above:
         expected, is_in = f"a number > {above}", False
     elif below is not None and not value < below:
         expected, is_in = f"a number < {below}", False
     if not is_in or not math.isfinite(value):
-        raise ValueError(_message(name, expected, value, advice))
+        raise ValueError(message(name, expected, value, advice))
     return value
 
 
@@ -125,7 +124,7 @@ def check_choice(name: str, value: Any, choices: Iterable[Any], *, advice: str =
     choices, value = tuple(choices), plain_number(value)
     if any(type(value) is type(choice) and value == choice for choice in choices):
         return value
-    raise ValueError(_message(name, _listed([*map(repr, choices)]), value, advice))
+    raise ValueError(message(name, _listed([*map(repr, choices)]), value, advice))
 
 
 def check_device(name: str, value: Any) -> torch.device:
@@ -137,13 +136,13 @@ def check_device(name: str, value: Any) -> torch.device:
             ...
         ValueError: device must be a torch device such as 'cpu' or 'cuda:0', got 'gpu'
     """
-    message = _message(name, "a torch device such as 'cpu' or 'cuda:0'", value)
+    said = message(name, "a torch device such as 'cpu' or 'cuda:0'", value)
     if isinstance(value, bool) or not isinstance(value, str | int | torch.device):
-        raise TypeError(message)
+        raise TypeError(said)
     try:
         return torch.device(value)
     except RuntimeError as error:
-        raise ValueError(message) from error
+        raise ValueError(said) from error
 
 
 def check_placement(what: str, own: torch.device, target: torch.device) -> None:
@@ -186,7 +185,7 @@ def check_tensor(
         TypeError: tokens must be int64, got float32
     """
     if not isinstance(value, Tensor):
-        raise TypeError(_message(name, "a tensor", value))
+        raise TypeError(message(name, "a tensor", value))
     own = value.shape
     wrong = len(own) != len(shape)
     if not wrong:
@@ -203,41 +202,6 @@ def check_tensor(
     return value
 
 
-def check_path(name: str, value: Any, *, what: str = "a file or a folder") -> Path:
-    """Returns a path that a file system can have; nothing needs to be there.
-
-    Args:
-        name: of the argument, for the message.
-        value: a string or a `Path`.
-        what: is expected there, for the message.
-    """
-    message = _message(name, f"the path of {what}", value)
-    if not isinstance(value, str | Path):
-        raise TypeError(message)
-    try:
-        if not str(value) or "\0" in str(value):
-            raise OSError
-        Path(value).exists()
-    except OSError as error:  # such as a name that is too long
-        raise ValueError(message) from error
-    return Path(value)
-
-
-def check_folder(name: str, value: Any) -> Path:
-    """Returns the path of a folder, which need not be there; a file is none.
-
-    Example:
-        >>> check_folder("output", __file__)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-            ...
-        ValueError: output must be a folder, and ... is a file
-    """
-    path = check_path(name, value, what="a folder")
-    if path.is_file():
-        raise ValueError(f"{name} must be a folder, and {path} is a file")
-    return path
-
-
 def check_function(name: str, value: Any, what: str) -> Callable:
     """Returns what can be called.
 
@@ -248,7 +212,7 @@ def check_function(name: str, value: Any, what: str) -> Callable:
         TypeError: progress must be a function (one that wraps a list, such as tqdm), got True
     """
     if not callable(value):
-        raise TypeError(_message(name, f"a function ({what})", value))
+        raise TypeError(message(name, f"a function ({what})", value))
     return value
 
 
@@ -282,7 +246,8 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _message(name: str, expected: str, value: Any, advice: str = "") -> str:
+def message(name: str, expected: str, value: Any, advice: str = "") -> str:
+    """What an error says of an argument."""
     return f"{name} must be {expected}, got {shown(value)}{advice and '; '}{advice}"
 
 

@@ -27,7 +27,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_choice, check_path, shown
+from specdec.arguments import check_choice, shown
 from specdec.atomic import check_whole
 from specdec.drafters import (
     CommonVocabulary,
@@ -38,12 +38,13 @@ from specdec.drafters import (
     SuffixDrafter,
     Tree,
 )
-from specdec.drafters.base import shape_of
 from specdec.drafters.model import check_same_tokenizer
+from specdec.drafters.tree_drafter import shape_of
 from specdec.drafters.visible import draft_cache
 from specdec.hf.forward import device_of
 from specdec.hf.prompts import auto_class
 from specdec.lab.show.text import one_line, printable
+from specdec.paths import check_path
 from specdec.samplers import (
     BlockSampler,
     CouplingSampler,

@@ -115,7 +115,7 @@ class Recomputation:
         if config.output_norm:
             out = self.norm(module.norm, out)
         if not config.has_lm_head:
-            return self.drafter._borrowed.lm_head(out)
+            return self.drafter.borrowed.lm_head(out)
         return (module if config.lm_head_per_depth else self.head).lm_head(out)
 
 

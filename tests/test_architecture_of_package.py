@@ -15,7 +15,7 @@ import specdec
 
 PACKAGE = Path(specdec.__file__).parent
 FLOORS = {
-    **dict.fromkeys(["arguments", "atomic", "torch_names", "hf", "processes"], 1),
+    **dict.fromkeys(["arguments", "atomic", "paths", "torch_names", "hf", "processes"], 1),
     **dict.fromkeys(["settings", "types", "graphs"], 1),
     **dict.fromkeys(["jsonl", "results", "lab.trace", "lab.show"], 2),
     **dict.fromkeys(["kernels", "slots", "targets"], 3),

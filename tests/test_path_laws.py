@@ -18,7 +18,7 @@ from refusals import refused
 
 from specdec import CouplingSampler, Draft, SpeculativeGenerator, Tree, certify
 from specdec.drafters import Paths as DraftPaths
-from specdec.drafters.base import shape_of
+from specdec.drafters.tree_drafter import shape_of
 from specdec.kernels.verify import paths as kernel
 from specdec.kernels.verify.paths import PathDraft
 from specdec.lab.certificates.sampler.enumeration import find_flips, joint_law

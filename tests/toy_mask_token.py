@@ -21,9 +21,10 @@ from specdec.checkpoints.export import write_checkpoint
 from specdec.checkpoints.layer_ids import check_layers
 from specdec.checkpoints.layers import layer_keys, read_layer
 from specdec.drafters.head.causal import attend_causally
+from specdec.drafters.head.decoder_layer import DecoderLayer
 from specdec.drafters.head.drafter import HeadDrafter
 from specdec.drafters.head.layer_config import LayerConfig
-from specdec.drafters.head.layers import DecoderLayer, apply_lm_head
+from specdec.drafters.head.layers import apply_lm_head
 from specdec.drafters.head.sharing import check_target
 from specdec.drafters.head.window import WindowPlan
 from specdec.lab.evaluation import evaluate

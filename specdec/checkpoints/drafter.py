@@ -1,4 +1,4 @@
-"""`load`: a folder of a head's files becomes a drafter."""
+"""`load`: a folder of a head's files becomes a drafter; `save`: and back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from specdec.checkpoints.export import save_head
 from specdec.checkpoints.family import Family
 from specdec.checkpoints.survey import survey_checkpoint
 from specdec.drafters.head.drafter import HeadDrafter
@@ -59,3 +60,15 @@ def load(
     head = survey.load(model).build().to(device_of(model.get_input_embeddings()))
     kinds = {"proposal": proposal, "draft_temperature": draft_temperature}
     return survey.family.drafter(head, target, num_draft_tokens, tree=tree, **kinds)
+
+
+def save(
+    drafter: HeadDrafter, folder: str | Path, layout: Any = None, verifier: str | None = None
+) -> tuple[str, ...]:
+    """Writes the head of a drafter; see `HeadDrafter.save_pretrained`."""
+    if layout is None and drafter.family is not None:
+        layout = next((record for record in drafter.family.layouts if record.name), None)
+    target, options = drafter.borrowed, {"num_draft_tokens": max(drafter.num_draft_tokens, 1)}
+    options |= {"verifier": verifier or target.name, "target_layers": target.num_layers}
+    options |= {"embed_tokens": target.embeddings.weight, "lm_head": target.lm_head.weight}
+    return save_head(drafter.head, folder, layout, **options)

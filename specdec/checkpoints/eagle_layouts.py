@@ -16,7 +16,7 @@ from specdec.checkpoints import file_parts, rules
 from specdec.checkpoints.layout import Key, Layout
 from specdec.checkpoints.marks import Clues
 from specdec.checkpoints.tensor_rules import Named
-from specdec.drafters.eagle import EagleConfig
+from specdec.drafters.eagle_config import EagleConfig
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 NESTED_IDS = f"eagle_config.{IDS}"

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from specdec.arguments import check_choice, check_path, shown
+from specdec.arguments import check_choice, shown
 from specdec.atomic import finish_replacing, replacing, replacing_files, write_text
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.correction import part_of
@@ -33,6 +33,7 @@ from specdec.drafters.head.config import HeadConfig
 from specdec.drafters.head.features import FeatureHead
 from specdec.drafters.head.layer_config import LayerConfig
 from specdec.lab.show.text import one_line, printable
+from specdec.paths import check_path
 
 LayoutName = Literal["safeailab", "speculators", "vllm", "huggingface", "z-lab"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-from specdec.arguments import check_path
 from specdec.lab.show.text import one_line
+from specdec.paths import check_path
 
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from specdec.arguments import check_choice, check_path, shown
+from specdec.arguments import check_choice, shown
 from specdec.atomic import finish_replacing, replacing_files, write_text
 from specdec.checkpoints import hf_layers
 from specdec.checkpoints.config_fields import ConfigFields
@@ -46,6 +46,7 @@ from specdec.drafters.head.sharing import check_target
 from specdec.drafters.mtp.drafter import MTPDrafter
 from specdec.drafters.mtp.head import MTPConfig, MTPHead, Semantics
 from specdec.lab.show.text import one_line
+from specdec.paths import check_path
 from specdec.types import FeatureLayer
 
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")

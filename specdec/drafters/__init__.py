@@ -9,8 +9,10 @@ if TYPE_CHECKING:
         AssistantDrafter as AssistantDrafter,
         AssistantHead as AssistantHead,
     )
-    from specdec.drafters.base import Drafter as Drafter, NoDrafter as NoDrafter
-    from specdec.drafters.eagle import EagleConfig, EagleDrafter as EagleDrafter, EagleHead
+    from specdec.drafters.base import Drafter as Drafter
+    from specdec.drafters.plain import NoDrafter as NoDrafter
+    from specdec.drafters.eagle import EagleDrafter as EagleDrafter, EagleHead
+    from specdec.drafters.eagle_config import EagleConfig
     from specdec.drafters.join import FirstMatch as FirstMatch
     from specdec.drafters.lookahead import LookaheadDrafter as LookaheadDrafter
     from specdec.drafters.lookup import PromptLookupDrafter as PromptLookupDrafter
@@ -37,8 +39,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "specdec.drafters.assistant": "AssistantConfig AssistantDrafter AssistantHead",
-    "specdec.drafters.base": "Drafter NoDrafter",
-    "specdec.drafters.eagle": "EagleConfig EagleDrafter EagleHead",
+    "specdec.drafters.base": "Drafter",
+    "specdec.drafters.plain": "NoDrafter",
+    "specdec.drafters.eagle": "EagleDrafter EagleHead",
+    "specdec.drafters.eagle_config": "EagleConfig",
     "specdec.drafters.join": "FirstMatch",
     "specdec.drafters.lookahead": "LookaheadDrafter",
     "specdec.drafters.lookup": "PromptLookupDrafter",

@@ -282,7 +282,7 @@ class AssistantDrafter(HeadDrafter):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """`[B, N, H]`, as the target's own module has them: scaled."""
-        return self._borrowed.embeddings(tokens).to(self.head.dtype)
+        return self.borrowed.embeddings(tokens).to(self.head.dtype)
 
 
 def _layers_read(head: AssistantHead, model: PreTrainedModel) -> dict[str, int]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from specdec.arguments import check_integer
-from specdec.drafters.tree import Tree
 from specdec.samplers.noise import Drawing
 from specdec.settings import settings_of
 from specdec.types import Context, Draft, FeatureLayer, Verified
@@ -145,69 +144,9 @@ class Drafter(nn.Module, ABC):
         """
 
 
-def shape_of(shape: Tree | str | None) -> Tree | None:
-    """A tree as users write it: as `Tree.of` reads it, and "4x5 paths" for `Paths(4, 5)`.
-
-    Example:
-        >>> shape_of("12x3").nodes, shape_of("4x5 paths").nodes
-        (12, 20)
-    """
-    if not (isinstance(shape, str) and shape.endswith(" paths")):
-        return Tree.of(shape)
-    from specdec.drafters.paths import Paths  # which hardly anybody drafts
-
-    return Paths.of(shape.removesuffix(" paths"))
-
-
-class TreeDrafter(Drafter):
-    """A drafter of chains, or of trees where it is made with one."""
-
-    drafts_trees: ClassVar[bool] = True
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Reads a tree as `shape_of` does, checks it, and takes over its sizes."""
-        if name != "tree":
-            return super().__setattr__(name, value)
-        tree, own = shape_of(value), type(self).__name__
-        if tree is not None and not self.drafts_trees:
-            raise ValueError(f"{own} drafts chains, got tree={tree}")
-        if (vars(self).get("tree", tree) is None) != (tree is None):  # generators looked at it
-            raise ValueError(f"{own} cannot change between chains and trees; make a new one")
-        super().__setattr__(name, tree)
-        if tree is not None:
-            self.num_draft_tokens, self.tree_depth = tree.nodes, tree.depth
-        return None
-
-
 def check_num_draft_tokens(num_draft_tokens: int, *, of: str = "") -> int:
     """Returns K, or raises `TypeError` or `ValueError` if it is not an integer >= 0; messages name
     the class and a dot that it is `of`.
     """
     advice = "0 decodes plainly, 4 is a usual value"
     return check_integer(f"{of}num_draft_tokens", num_draft_tokens, 0, advice=advice)
-
-
-class NoDrafter(Drafter):
-    """Proposes nothing, so that the same loop decodes plainly: every step emits one bonus token.
-
-    Example:
-        >>> from specdec import SpeculativeGenerator, zoo
-        >>> generator = SpeculativeGenerator(zoo.load_target(), NoDrafter())
-        >>> generator.generate(torch.tensor([[5, 6]]), max_new_tokens=4).stats.steps
-        [4]
-    """
-
-    num_draft_tokens = 0
-
-    def validate(self, *, vocab_size: int, device: torch.device) -> None:
-        """Fits every target."""
-
-    def init_state(self, batch_size: int, max_length: int, *, vocab_size: int, device) -> Any:
-        """There is nothing to remember."""
-
-    def prefill(self, context: Context, state: Any) -> None:
-        """There is nothing to read."""
-
-    def propose(self, context: Context, state: Any, drawing: Drawing) -> Draft:
-        """An empty draft."""
-        return Draft(context.tokens[:, :0])

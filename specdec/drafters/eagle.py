@@ -1,6 +1,6 @@
 """EAGLE: a small head reads the target's features and drafts a chain or a tree after them.
 
-Configuration (`EagleConfig`), weights (`EagleHead`) and drafter.
+Weights (`EagleHead`) and drafter.
 
 Legend: B rows, N tokens of a pass, K draft tokens, H width of the head, F width of all features
 together, V target vocabulary, Vd ids that the head can propose, D width of an attention head.
@@ -8,94 +8,24 @@ together, V target vocabulary, Vd ids that the head can propose, D width of an a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from specdec.arguments import check_choice
-from specdec.drafters.head.drafter import HeadDrafter, HeadState
-from specdec.drafters.head.feature_config import FeatureHeadConfig
+from specdec.drafters.eagle_config import EagleConfig
+from specdec.drafters.head.decoder_layer import DecoderLayer
+from specdec.drafters.head.drafter import HeadDrafter
 from specdec.drafters.head.features import FeatureHead, FusingLayer
-from specdec.drafters.head.layers import Attend, DecoderLayer, RMSNorm
-from specdec.drafters.head.pictures import placed_rows
-from specdec.drafters.head.rotary import angles_at
+from specdec.drafters.head.layers import Attend, RMSNorm
+from specdec.drafters.head.state import HeadState
 from specdec.drafters.head.window import ContextRows, WindowPlan
-from specdec.drafters.tree import TreePass
 from specdec.samplers.noise import Drawing
 from specdec.types import Context, Draft
 
 if TYPE_CHECKING:
     from specdec.targets.prompt_inputs import PromptInputs
-
-
-@dataclass(frozen=True)
-class _Fusion:
-    """The first field of `EagleConfig`."""
-
-    fusion: Literal["input", "attention"]
-
-
-@dataclass(frozen=True)
-class EagleConfig(FeatureHeadConfig, _Fusion):
-    """Sizes and flags of an EAGLE head.
-
-    Args:
-        fusion: `"input"`: embedding and feature go through `fc` together, before the first layer
-            (EAGLE-1, EAGLE-2). `"attention"`: `fc` joins the features alone, and the first layer's
-            queries, keys and values read embedding and feature side by side (EAGLE-3).
-        layer, vocab_size, ..., logit_scale: see `FeatureHeadConfig`.
-        has_fc: features pass through `fc`; without it the one feature is the hidden state itself.
-        feedback_norm: what feeds the next draft step is the normalised output, not the raw one.
-        sees_pictures: it reads the rows of a prompt whose token is one of a picture: the embedding
-            of the placeholder beside the target's feature. Else they are left out, as if the
-            text went on in their place at the same positions.
-
-    Example:
-        >>> from specdec.drafters.head.layer_config import LayerConfig
-        >>> config = EagleConfig("attention", LayerConfig(8, 16, 2, 2, 4), 9, 9, (1, 2, 3), 8)
-        >>> config.hidden_size, config.feature_width
-        (8, 24)
-    """
-
-    has_fc: bool = True
-    feedback_norm: bool = False
-    sees_pictures: bool = True
-
-    @property
-    def fc_width(self) -> int | None:
-        """Width of what `fc` reads; `None` without `fc`."""
-        if not self.has_fc:
-            return None
-        return self.feature_width + (self.hidden_size if self.fusion == "input" else 0)
-
-    @property
-    def joins_features(self) -> bool:
-        """Features go through an `fc` of their own."""
-        return self.fusion == "attention" and self.has_fc
-
-    def _contradictions(self) -> Iterator[tuple[bool, str]]:
-        check_choice("EagleConfig.fusion", self.fusion, ("input", "attention"))
-        width, hidden = self.feature_width, self.hidden_size
-        has_early_norm = self.norm_before_fc or self.fc_norm
-        is_input = self.fusion == "input"
-        yield (
-            is_input and (has_early_norm or self.norm_before_residual or not self.has_fc),
-            "fusion='input' joins embedding and feature in fc: has_fc must be True, and "
-            "norm_before_fc, fc_norm and norm_before_residual have no meaning",
-        )
-        yield (
-            (is_input or not self.has_fc) and width != hidden,
-            f"features are {width} wide in all and the head is {hidden} wide; only an fc in front "
-            "of fusion='attention' can join or resize features",
-        )
-        yield (
-            not self.has_fc and (has_early_norm or self.fc_bias),
-            "norm_before_fc, fc_norm and fc_bias need has_fc=True",
-        )
-        yield from super()._contradictions()
 
 
 class EagleHead(FeatureHead):
@@ -177,7 +107,8 @@ class EagleDrafter(HeadDrafter):
     Example:
         >>> from specdec import SpeculativeGenerator, zoo
         >>> from specdec.drafters.head.layer_config import LayerConfig
-        >>> from specdec.drafters.eagle import EagleConfig, EagleDrafter, EagleHead
+        >>> from specdec.drafters.eagle import EagleDrafter, EagleHead
+        >>> from specdec.drafters.eagle_config import EagleConfig
         >>> target = zoo.load_target()
         >>> vocab, layer = target.config.vocab_size, LayerConfig(128, 256, 4, 4, 32)
         >>> head = EagleHead(EagleConfig("attention", layer, vocab, vocab, (2, 8, 13), 128))
@@ -196,6 +127,8 @@ class EagleDrafter(HeadDrafter):
     ) -> HeadState:
         """As `HeadDrafter`'s, and where rows of pictures are."""
         state = super().init_state(batch_size, max_length, vocab_size=vocab_size, device=device)
+        from specdec.drafters.head.pictures import placed_rows
+
         own = {"sees_pictures": self.config.sees_pictures, "axes": self.config.layer.axes}
         return replace(state, placed=placed_rows(batch_size, **own, device=device))
 
@@ -217,7 +150,10 @@ class EagleDrafter(HeadDrafter):
         """A pass of the head for each token of a path; rows without new tokens propose nothing."""
         num_draft_tokens = drawing.num_draft_tokens
         if state.plan is not None:
-            return self._propose_tree(context, state, drawing)
+            from specdec.drafters.eagle_tree import propose_tree
+
+            rows, _, out = self._extend(context, state, num_later=0)
+            return propose_tree(self, context, state, drawing, rows, out)
         rows, plan, out = self._extend(context, state, num_later=num_draft_tokens - 1)
         out = rows.last(out)  # [B, 1, H]
         drafting = self.proposal.begin(drawing)
@@ -228,33 +164,6 @@ class EagleDrafter(HeadDrafter):
                 out = self.head(embeds, hidden, step.angles, step.attend)
             drafting.draw(self.head.over_target_ids(self.logits(out)))
         return drafting.end(context.num_new.clamp(max=1) * num_draft_tokens)
-
-    def _propose_tree(self, context: Context, state: HeadState, drawing: Drawing) -> Draft:
-        rows, _, out = self._extend(context, state, num_later=0)
-        out, has_any = rows.last(out), context.num_new[:, None] > 0
-
-        def expand(nodes: TreePass) -> Tensor:
-            nonlocal out
-            offsets = nodes.num_before + torch.arange(nodes.tokens.shape[1], device=out.device)
-            slots = rows.next_slots[:, None] + offsets
-            positions = (rows.next_slots[:, None] + nodes.depth - 1).clamp(min=0).expand_as(slots)
-            plan = WindowPlan(
-                state.cache,
-                torch.where(has_any, slots, rows.padding_slot),
-                table=state.angles,
-                positions=positions,
-                visible=nodes.visible,
-                ahead=rows.ahead,
-            )
-            step, index = plan.open(0), nodes.above[..., None].expand(-1, -1, out.shape[2])
-            hidden = self.head.feedback(out).gather(1, index)
-            out = self.head(self.embed(nodes.tokens), hidden, step.angles, step.attend)
-            return self.logits(out)
-
-        num_valid = context.num_new.clamp(max=1) * drawing.num_draft_tokens
-        ids = {"ids": self.head.target_ids, "widen": self.head.over_target_ids}
-        tree = self.proposal, drawing, self.logits(out), expand, num_valid
-        return state.plan.grow(*tree, **ids)
 
     def _extend(
         self, context: Context, state: HeadState, *, num_later: int
@@ -267,6 +176,8 @@ class EagleDrafter(HeadDrafter):
         plan = WindowPlan(state.cache, rows.slots_with(num_later), num_later, **own)
         first, hidden = plan.open(0), self.head.fuse(rows.features)
         if rows.positions is not None:
+            from specdec.drafters.head.rotary import angles_at
+
             angles = angles_at(state.angles, rows.positions, state.placed.axes)
             first = first._replace(angles=angles[:, None])
         return rows, plan, self.head(self.embed(rows.tokens), hidden, first.angles, first.attend)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdec.arguments import check_integer
 from specdec.drafters.base import Drafter
-from specdec.drafters.lookup import are_alike
+from specdec.drafters.lookup_tree import are_alike
 from specdec.samplers.noise import Drawing
 from specdec.types import Context, Draft, Verified
 

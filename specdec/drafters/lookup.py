@@ -139,7 +139,12 @@ class PromptLookupDrafter(Drafter):
         count = drawing.num_draft_tokens if self.tree_depth is None else self.tree_depth
         score, follow = self._scores(text, length, count)
         if self.tree_depth is not None:
-            return self._tree(text, length, score, drawing.num_draft_tokens)
+            from specdec.drafters.lookup_tree import tree_of
+
+            most = self.num_continuations
+            found, best = score.topk(min(4 * most, score.shape[1]))
+            tokens = following(text, length, best, count)  # [B, m, D]
+            return tree_of(tokens, found, most, drawing.num_draft_tokens)
         found, best = score.max(dim=1, keepdim=True)
         num_valid = torch.where(found >= 0, follow.gather(1, best), 0)
         tokens = following(text, length, best, count)[:, 0]
@@ -156,26 +161,6 @@ class PromptLookupDrafter(Drafter):
         follow = (length - 1 - ends).clamp(0, count)  # tokens known after it
         score = (matched * (count + 1) + follow) * text.shape[1] + ends
         return torch.where((matched >= self.min_ngram) & (follow > 0), score, -1), follow
-
-    def _tree(self, text: Tensor, length: Tensor, score: Tensor, num_draft_tokens: int) -> Draft:
-        """The continuations of the best matches. Where a row has fewer matches the first is there
-        several times, and one with fewer tokens ends in zeros: guesses as good as any.
-        """
-        most, depth = self.num_continuations, self.tree_depth
-        found, best = score.topk(min(4 * most, score.shape[1]))
-        tokens = following(text, length, best, depth)  # [B, m, D]
-        tokens = torch.where(found[..., None] >= 0, tokens, tokens[:, :1])
-        is_whole = are_alike(tokens)[..., -1]
-        is_late = is_whole.tril(-1).any(dim=2) | (found < 0)
-        order = is_late.long().sort(dim=1, stable=True).indices[:, :most, None]
-        tokens = tokens.gather(1, order.expand(-1, -1, depth))  # [B, c, D]
-        # A node hangs on the first of the nodes that stand for the same text.
-        first = are_alike(tokens).long().argmax(dim=2)  # [B, c, D]
-        parents = first * depth + torch.arange(depth, device=text.device)
-        parents = F.pad(parents[..., :-1], (1, 0), value=-1)
-        nodes, parents = (x.flatten(1)[:, :num_draft_tokens] for x in (tokens, parents))
-        num_valid = torch.where(found[:, 0] >= 0, num_draft_tokens, 0)
-        return Draft(nodes, None, num_valid, parents, min(depth, num_draft_tokens))
 
     def _matched(self, text: Tensor, length: Tensor) -> Tensor:
         """`[B, T]`: how many tokens up to and including each position equal the end of the text."""
@@ -202,8 +187,3 @@ def following(text: Tensor, length: Tensor, ends: Tensor, count: int, *, fill: i
     tokens = torch.where(source < length, tokens, fill).unflatten(1, (ends.shape[1], count))
     is_drafted = (tokens > SKIPPED).cumprod(dim=2) > 0
     return torch.where(is_drafted, tokens, fill)
-
-
-def are_alike(tokens: Tensor) -> Tensor:
-    """`[B, m, m, D]` bool: whether continuations `[B, m, D]` have their first tokens in common."""
-    return (tokens[:, :, None] == tokens[:, None]).long().cumprod(dim=3) > 0

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from specdec.arguments import check_integer
 from specdec.drafters.head.config import check_fields
-from specdec.drafters.head.drafter import HeadDrafter, HeadState
+from specdec.drafters.head.drafter import HeadDrafter
+from specdec.drafters.head.state import HeadState
 from specdec.drafters.tree import TreePlan
 from specdec.samplers.noise import Drawing
 from specdec.types import Context, Draft, FeatureLayer

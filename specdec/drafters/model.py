@@ -12,9 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec.arguments import check_placement
-from specdec.drafters.base import TreeDrafter, check_num_draft_tokens
+from specdec.drafters.base import check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.tree import Tree, TreePass, TreePlan
+from specdec.drafters.tree_drafter import TreeDrafter
 from specdec.drafters.vocabulary import CommonVocabulary
 from specdec.graphs.tree import shared
 from specdec.hf.prompts import prompt_inputs, why_not_read

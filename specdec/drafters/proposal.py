@@ -12,8 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from specdec.arguments import check_choice, check_number, shown
-from specdec.samplers.logits_filter import LEAST_TEMPERATURE, LogitsFilter, logprobs_of
+from specdec.samplers.logits_filter import LogitsFilter, logprobs_of
 from specdec.samplers.noise import Drawing, EditDraftLogits
 from specdec.types import Draft
 
@@ -47,18 +46,9 @@ class Proposal:
     edit: EditDraftLogits | None = None
 
     def __post_init__(self):
-        check_choice("proposal", self.kind, ("sample", "argmax"))
-        if not (self.edit is None or callable(self.edit)):
-            raise TypeError(
-                "Proposal.edit must be a function of logits [B, n, V] that returns logits of the "
-                f"same shape, or None, got {shown(self.edit)}"
-            )
-        if self.temperature is None:
-            return
-        advice = "None is the target's, and proposal='argmax' the limit at 0"
-        check_number("draft_temperature", self.temperature, LEAST_TEMPERATURE, advice=advice)
-        if self.kind == "argmax":
-            raise ValueError("draft_temperature has no meaning with proposal='argmax'; drop one")
+        from specdec.drafters.proposal_check import check_proposal
+
+        check_proposal(self)
 
     def logits_filter(self, of_target: LogitsFilter) -> LogitsFilter:
         """From the drafter's logits to its probabilities, given the target's logits_filter."""
@@ -118,6 +108,8 @@ class Drafting:
                 lack none.
         """
         if self._edit is not None:  # of a tree it ran before, once for all siblings: `TreePlan`
+            from specdec.drafters.proposal_check import edited
+
             logits = edited(logits, self._edit)
         index, count = self._num_drawn, logits.shape[1]
         self._num_drawn += count
@@ -143,10 +135,9 @@ class Drafting:
         drawn = drawing.rule(logits, self._logits_filter, noise, index, **options)
         is_pair = isinstance(drawn, tuple) and len(drawn) == 2 and isinstance(drawn[0], Tensor)
         if not is_pair or drawn[0].shape != logits.shape[:2] or drawn[0].dtype != torch.long:
-            raise TypeError(
-                "the sampler's draw_draft must return (int64 tokens [B, n], probabilities [B, n, V]"
-                f" or None), got {shown(drawn)}; see specdec.samplers.draw_by_inversion"
-            )
+            from specdec.drafters.proposal_check import refuse_drawn
+
+            refuse_drawn(drawn)
         tokens, probs = drawn
         if probs is None:
             self._probs = None
@@ -161,20 +152,3 @@ class Drafting:
         """
         raw = torch.cat(self._raw, dim=1) if self._raw else None
         return Draft(torch.cat(self.tokens, dim=1), self._probs, num_valid, raw_probs=raw, **tree)
-
-
-def edited(logits: Tensor, edit: EditDraftLogits) -> Tensor:
-    """Logits `[B, n, V]` as an edit returns them.
-
-    Raises:
-        TypeError: it returned something else than logits of this shape and device.
-    """
-    found = edit(logits)
-    is_like = isinstance(found, Tensor) and found.shape == logits.shape
-    if not (is_like and found.is_floating_point() and found.device == logits.device):
-        raise TypeError(
-            f"the edit of a proposal must return logits {list(logits.shape)} on {logits.device}, "
-            f"got {shown(found)}; it gets logits over the target's vocabulary and changes values "
-            "alone"
-        )
-    return found

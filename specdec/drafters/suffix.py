@@ -28,7 +28,8 @@ from specdec.arguments import (
     shown,
 )
 from specdec.atomic import replacing
-from specdec.drafters.lookup import PromptLookupDrafter, are_alike, following, last_tokens
+from specdec.drafters.lookup import PromptLookupDrafter, following, last_tokens
+from specdec.drafters.lookup_tree import are_alike
 from specdec.samplers.noise import Drawing
 from specdec.settings import plain
 from specdec.slots.room import memory_bytes

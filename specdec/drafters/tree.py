@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.arguments import check_integer, check_number, shown
-from specdec.drafters.proposal import Proposal, edited
+from specdec.drafters.proposal import Proposal
+from specdec.drafters.proposal_check import edited
 from specdec.samplers.noise import Drawing, DrawRule
 from specdec.types import Draft, depths_of
 

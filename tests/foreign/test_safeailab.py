@@ -53,7 +53,7 @@ def theirs(folder, drafter: EagleDrafter, tree: Tree, text, features, monkeypatc
     loaded = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
     assert not loaded.unexpected_keys
     assert set(loaded.missing_keys) <= {"embed_tokens.weight", "d2t", "t2d"}
-    model.embed_tokens.weight.data = drafter._borrowed.embeddings.weight.data
+    model.embed_tokens.weight.data = drafter.borrowed.embeddings.weight.data
     model.init_tree()
     tokens, _, mask, depths = model.topK_genrate(features, text, None, None)
     mask, depths = mask[0, 0].bool(), depths.tolist()

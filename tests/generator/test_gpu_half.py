@@ -26,7 +26,8 @@ from specdec import (
     PromptLookupDrafter,
     SpeculativeGenerator,
 )
-from specdec.drafters.eagle import EagleConfig, EagleHead
+from specdec.drafters.eagle import EagleHead
+from specdec.drafters.eagle_config import EagleConfig
 from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.mask_token.head import MaskTokenConfig, MaskTokenHead
 from specdec.lab.training.eagle import new_head

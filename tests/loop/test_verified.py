@@ -25,8 +25,8 @@ from specdec import (
     WrappedDrafter,
     certify,
 )
-from specdec.drafters.base import NoDrafter
 from specdec.drafters.check import check_drafter
+from specdec.drafters.plain import NoDrafter
 from specdec.drafters.proposal import Proposal
 from specdec.graphs.rows import map_tensors
 

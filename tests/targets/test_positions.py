@@ -10,8 +10,8 @@ import torch
 from architectures import VOCAB, build
 
 from specdec import Target
+from specdec.drafters.head.decoder_layer import build_layer
 from specdec.drafters.head.layer_config import LayerConfig
-from specdec.drafters.head.layers import build_layer
 from specdec.drafters.head.window import WindowPlan
 from specdec.slots.attention import window_mask
 from specdec.slots.cache import SlotCache, Window

@@ -6,7 +6,6 @@ attention head, S slots.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -16,32 +15,18 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import check_placement
 from specdec.drafters import files
-from specdec.drafters.base import TreeDrafter, check_num_draft_tokens
+from specdec.drafters.base import check_num_draft_tokens
 from specdec.drafters.head.layers import look_up
-from specdec.drafters.head.pictures import PlacedRows
 from specdec.drafters.head.sharing import borrow, model_of
+from specdec.drafters.head.state import HeadState, head_state
 from specdec.drafters.head.window import ContextRows, read_context
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.tree import Tree, TreePlan
-from specdec.graphs.tree import shared
-from specdec.slots.cache import SlotCache
+from specdec.drafters.tree_drafter import TreeDrafter
 from specdec.types import Context
 
 if TYPE_CHECKING:
     from specdec.targets import Target
-
-
-@dataclass(frozen=True, eq=False)
-class HeadState:
-    """The head's keys and values, row t of a text in slot t, and `[S + 1, 2 D]` angles of the
-    layers' `rotary_table`, both `None` for a head without decoder layers; for a drafter of trees,
-    how they grow; of a head whose rows are elsewhere than their slots say, where.
-    """
-
-    cache: SlotCache | None
-    angles: Tensor | None = shared()
-    plan: TreePlan | None = shared(default=None, kw_only=True)
-    placed: PlacedRows | None = field(default=None, kw_only=True)
 
 
 class HeadDrafter(TreeDrafter):
@@ -99,40 +84,21 @@ class HeadDrafter(TreeDrafter):
         self._check_head(head)
         self.head, self.config = head, head.config
         self.feature_layers = head.config.feature_layers
-        self._borrowed = borrow(head.config, model_of(target))
+        self.borrowed = borrow(head.config, model_of(target))
         self._check_draft_length()
 
     def _check_head(self, head: nn.Module) -> None:
         """Raises an error unless the module is a head of this design with weights."""
-        name, own = type(self).__name__, type(head).__name__
-        if isinstance(head, HeadDrafter):
-            raise TypeError(f"expected a head first, got the drafter {own}; pass its .head")
-        if not hasattr(getattr(head, "config", None), "feature_layers"):
-            raise TypeError(
-                f"expected a head first and its target second, got {own}; "
-                f"{name}.from_pretrained(path_or_id, target) loads a head"
-            )
-        if not isinstance(head, self.head_type):
-            others = [c for c in HeadDrafter.__subclasses__() if c.head_type is type(head)]
-            advice = f"; pass it to {others[0].__name__}(head, target)" if others else ""
-            raise TypeError(
-                f"{name} drafts with an instance of {self.head_type.__name__}, got {own}{advice}"
-            )
-        if any(parameter.is_meta for parameter in head.parameters()):
-            raise ValueError(
-                f"the {own} is on the meta device and has no weights; load or build it on a real "
-                "one first"
-            )
+        from specdec.drafters.head.check import check_head
+
+        check_head(type(self), head, HeadDrafter.__subclasses__())
 
     def _check_draft_length(self) -> None:
         limit = getattr(self.config, "max_draft_tokens", None)
-        name = "num_draft_tokens" if self.tree is None else "Tree.depth"
-        length = self.tree_depth or self.num_draft_tokens
-        if limit is not None and length > limit:
-            raise ValueError(
-                f"the head predicts {limit} tokens of a path; {name} must be at most {limit}, got "
-                f"{length}"
-            )
+        if limit is not None:
+            from specdec.drafters.head.check import check_length
+
+            check_length(self.tree_depth or self.num_draft_tokens, limit, is_tree=bool(self.tree))
 
     @classmethod
     def from_pretrained(
@@ -176,41 +142,26 @@ class HeadDrafter(TreeDrafter):
         and Raises as `checkpoints.export.save_head`. The default `verifier` is where the target was
         loaded from.
         """
-        if layout is None and self.family is not None:
-            layout = next((record for record in self.family.layouts if record.name), None)
-        target, options = self._borrowed, {"num_draft_tokens": max(self.num_draft_tokens, 1)}
-        options |= {"verifier": verifier or target.name, "target_layers": target.num_layers}
-        options |= {"embed_tokens": target.embeddings.weight, "lm_head": target.lm_head.weight}
-        return files.checkpoints("export").save_head(self.head, folder, layout, **options)
+        return files.checkpoints("drafter").save(self, folder, layout, verifier)
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Raises ValueError for another vocabulary or device, or too many tokens for a block or
         for the ids.
         """
         self._check_draft_length()
-        if self.tree is not None:  # a selector leaves its candidates alone
-            correction = getattr(self.config, "correction", None)
-            self.tree.check_ids(getattr(correction, "top_k", self.config.draft_vocab_size))
-        if self.config.vocab_size != vocab_size:
-            raise ValueError(
-                f"the head was made for a vocabulary of {self.config.vocab_size} and the target's "
-                f"is {vocab_size}; it was made for another target"
-            )
+        if self.tree is not None or self.config.vocab_size != vocab_size:
+            from specdec.drafters.head.check import check_ids
+
+            check_ids(self.config, self.tree, vocab_size)
         check_placement("the head", self.head.device, device)
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> HeadState:
         """Key/value storage for `max_length` tokens per row, and the nodes that a step reads."""
-        plan, layer = self.tree_plan(device), getattr(self.config, "layer", None)
-        if layer is None:
-            return HeadState(None, None, plan=plan)
-        where = {"dtype": self.head.dtype, "device": device}
-        shapes = dict.fromkeys(range(self.num_layers), layer.key_value_shape(**where))
-        room = plan.max_read if plan else 0
-        extra = max(room, self.num_after) - self.num_draft_tokens
-        cache = SlotCache(batch_size, max_length + room, shapes, extra_slots=extra)
-        return HeadState(cache, layer.rotary_table(cache.num_slots + 1, **where), plan=plan)
+        plan, sizes = self.tree_plan(device), (batch_size, max_length)
+        extra = max(plan.max_read if plan else 0, self.num_after) - self.num_draft_tokens
+        return head_state(self.head, self.num_layers, sizes, plan, extra_slots=extra, device=device)
 
     def tree_plan(self, device: torch.device) -> TreePlan | None:
         """How its trees grow; `None` for chains."""
@@ -231,14 +182,14 @@ class HeadDrafter(TreeDrafter):
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings `[B, N, H]` of tokens `[B, N]`, the head's own or the target's."""
         head = self.head
-        table = head.embed_tokens if self.config.has_embed_tokens else self._borrowed.embeddings
+        table = head.embed_tokens if self.config.has_embed_tokens else self.borrowed.embeddings
         return look_up(table, tokens).to(head.dtype)
 
     def logits(self, out: Tensor) -> Tensor:
         """Logits `[B, N, Vd]` of the head's outputs `[B, N, H]`, through its own vocabulary head or
         the target's.
         """
-        return self.head.logits(out, self._borrowed.lm_head)
+        return self.head.logits(out, self.borrowed.lm_head)
 
     def read(self, context: Context, state: HeadState) -> ContextRows:
         """The rows that the head reads of a context, see `read_context`."""

@@ -13,16 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.drafters.head.decoder_layer import build_layer
 from specdec.drafters.head.feature_config import FeatureHeadConfig
 from specdec.drafters.head.layer_config import LayerConfig
-from specdec.drafters.head.layers import (
-    Attend,
-    Attention,
-    GatedMLP,
-    RMSNorm,
-    apply_lm_head,
-    build_layer,
-)
+from specdec.drafters.head.layers import Attend, Attention, GatedMLP, RMSNorm, apply_lm_head
 from specdec.drafters.head.sharing import check_target_ids
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_number
-from specdec.drafters.head.drafter import HeadDrafter, HeadState
+from specdec.drafters.head.drafter import HeadDrafter
+from specdec.drafters.head.state import HeadState
 from specdec.drafters.head.window import WindowPlan
 from specdec.drafters.mask_token.correction import DraftRow
 from specdec.drafters.mask_token.head import MaskTokenHead
@@ -236,7 +237,7 @@ class _Paths:
             block, self._correction = head.normed(out), head.correction
             self.hidden = block.gather(1, index)
             self._state = self._correction.begin(block, self.known)
-        self.logits = head.unembed(self.hidden, drafter._borrowed.lm_head)
+        self.logits = head.unembed(self.hidden, drafter.borrowed.lm_head)
 
     @cached_property
     def known(self) -> Tensor:

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from specdec.arguments import check_choice
+from specdec.drafters.head.decoder_layer import build_layer
 from specdec.drafters.head.feature_config import FeatureHeadConfig
 from specdec.drafters.head.features import FeatureHead, FusingLayer
-from specdec.drafters.head.layers import Attend, RMSNorm, build_layer
+from specdec.drafters.head.layers import Attend, RMSNorm
 from specdec.drafters.mask_token.correction import CorrectionConfig, HeadSizes, MarkovConfig
 
 Alignment = Literal["shifted", "unshifted", "same-position", "next-token"]

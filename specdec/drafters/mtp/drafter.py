@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.drafters import files
-from specdec.drafters.head.drafter import HeadDrafter, HeadState
+from specdec.drafters.head.drafter import HeadDrafter
+from specdec.drafters.head.state import HeadState
 from specdec.drafters.head.window import Pass, WindowPlan
 from specdec.drafters.mtp.head import MTPHead
 from specdec.drafters.mtp.window import PastRows, ShiftedWindow, shift_window
@@ -146,7 +147,7 @@ class MTPDrafter(HeadDrafter):
 
     def logits(self, out: Tensor, depth: int = 0) -> Tensor:
         """Logits `[B, N, V]` of a depth's outputs `[B, N, H]`."""
-        return self.head.logits(depth, out, self._borrowed.lm_head)
+        return self.head.logits(depth, out, self.borrowed.lm_head)
 
     def shift(
         self, context: Context, state: MTPState, width: int, num_later: int = 0

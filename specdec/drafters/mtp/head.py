@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from specdec.arguments import check_choice, check_integer
 from specdec.drafters.head.config import check_fields
+from specdec.drafters.head.decoder_layer import build_layer
 from specdec.drafters.head.hf_layer import HFLayerConfig
 from specdec.drafters.head.layer_config import LayerConfig
-from specdec.drafters.head.layers import RMSNorm, apply_lm_head, build_layer
+from specdec.drafters.head.layers import RMSNorm, apply_lm_head
 from specdec.drafters.head.window import Pass
 from specdec.types import FeatureLayer
 

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from specdec import SpeculativeGenerator, evaluate, processes
-from specdec.arguments import check_choice, check_folder, check_integer, shown
+from specdec.arguments import check_choice, check_integer, shown
 from specdec.atomic import replacing_files, write_text
 from specdec.lab.cli.options import given, refuse
 from specdec.lab.cli.training_memory import memory_table
@@ -44,6 +44,7 @@ from specdec.lab.training.trainer import (
 )
 from specdec.lab.zoo import WEIGHTS_DIR, corpus
 from specdec.loading import find_own, load_empty_target, load_target
+from specdec.paths import check_folder
 from specdec.settings import differences
 from specdec.torch_names import FakeTensorMode
 

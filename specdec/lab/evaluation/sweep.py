@@ -20,7 +20,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from specdec import processes
-from specdec.arguments import check_choice, check_folder, check_integer, shown
+from specdec.arguments import check_choice, check_integer, shown
 from specdec.drafters import Drafter, NoDrafter
 from specdec.generator import SpeculativeGenerator
 from specdec.hf.generation import FILTERS
@@ -40,6 +40,7 @@ from specdec.lab.evaluation.prompts import (
 from specdec.lab.evaluation.shared_file import alone
 from specdec.lab.evaluation.study import Study
 from specdec.loading import find_drafter, load_drafter, load_sampler, load_target
+from specdec.paths import check_folder
 from specdec.request import GenerateOptions
 from specdec.samplers import BlockSampler, RejectionSampler, Sampler
 from specdec.targets import Target

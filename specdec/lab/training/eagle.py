@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_choice, check_number
-from specdec.drafters.eagle import EagleConfig, EagleDrafter, EagleHead
+from specdec.drafters.eagle import EagleDrafter, EagleHead
+from specdec.drafters.eagle_config import EagleConfig
 from specdec.drafters.head.causal import attend_causally
 from specdec.kernels import AttentionOptions
 from specdec.kernels.types import CAUSAL

@@ -233,7 +233,7 @@ class RolloutObjective(HeadObjective):
 
         def of_rows(out, before, after, state, *label):
             hidden = head.normed(out)
-            logits = head.unembed(hidden, drafter._borrowed.lm_head)
+            logits = head.unembed(hidden, drafter.borrowed.lm_head)
             at = DraftRow(index, logits, hidden, before, state, drafter.embed)
             logits, state = head.correction(at)
             log_q, log_p = logits.float().log_softmax(dim=-1), SoftLabels(*label).log_probs()

@@ -1,0 +1,42 @@
+"""`TreeDrafter`: a drafter that takes the shape of its trees."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from specdec.drafters.base import Drafter
+from specdec.drafters.tree import Tree
+
+
+def shape_of(shape: Tree | str | None) -> Tree | None:
+    """A tree as users write it: as `Tree.of` reads it, and "4x5 paths" for `Paths(4, 5)`.
+
+    Example:
+        >>> shape_of("12x3").nodes, shape_of("4x5 paths").nodes
+        (12, 20)
+    """
+    if not (isinstance(shape, str) and shape.endswith(" paths")):
+        return Tree.of(shape)
+    from specdec.drafters.paths import Paths  # which hardly anybody drafts
+
+    return Paths.of(shape.removesuffix(" paths"))
+
+
+class TreeDrafter(Drafter):
+    """A drafter of chains, or of trees where it is made with one."""
+
+    drafts_trees: ClassVar[bool] = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Reads a tree as `shape_of` does, checks it, and takes over its sizes."""
+        if name != "tree":
+            return super().__setattr__(name, value)
+        tree, own = shape_of(value), type(self).__name__
+        if tree is not None and not self.drafts_trees:
+            raise ValueError(f"{own} drafts chains, got tree={tree}")
+        if (vars(self).get("tree", tree) is None) != (tree is None):  # generators looked at it
+            raise ValueError(f"{own} cannot change between chains and trees; make a new one")
+        super().__setattr__(name, tree)
+        if tree is not None:
+            self.num_draft_tokens, self.tree_depth = tree.nodes, tree.depth
+        return None
