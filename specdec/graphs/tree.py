@@ -182,10 +182,12 @@ def named_parts(tree: Any, with_shared: bool = True) -> list[tuple[str, Any]] | 
 
 
 def has_rows(of_record: Any) -> bool:
+    """Whether a field of a dataclass is not `shared()`."""
     return of_record.metadata.get(_HAS_ROWS, True)
 
 
 def is_record(tree: Any) -> bool:
+    """Whether it is an object of a dataclass."""
     return is_dataclass(tree) and not isinstance(tree, type)
 
 

@@ -80,3 +80,15 @@ def check_kept(size_bytes: int, kept_bytes: int) -> None:
             f"kept_bytes is {kept_bytes}, and the tensors of such calls take {size_bytes}, so "
             "nothing would be kept for them; make the generator with a larger kept_bytes"
         )
+
+
+def standing(generation: Any) -> str:
+    """How far a generation has come; waits for the device."""
+    rows = len(generation.request.lengths)
+    ended = int(generation.has_ended.sum()) + rows - len(generation.rows)
+    tree_depth = generation.state.signature.tree_depth
+    return (
+        f"Generation({ended} of {rows} row{'s' * (rows != 1)} ended; lengths "
+        f"{generation.lengths.tolist()}, prompts included; "
+        f"{draft_size(generation.num_draft_tokens, tree_depth)})"
+    )

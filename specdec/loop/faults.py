@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from specdec.arguments import name_of
 from specdec.loop.outcome import Fault, Outcome, PendingOutcome, find_faults
-from specdec.loop.state import Parts
 from specdec.results import RowStep
 from specdec.types import Draft, Verdict
 
@@ -61,23 +62,18 @@ def fault_text(faults: int, drafter: object, sampler: object) -> str:
     return text.format(drafter=name_of(drafter), sampler=name_of(sampler))
 
 
-def text_of_step(
-    parts: Parts,
-    number: int,
-    outcome: PendingOutcome,
-    own: tuple[int, RowStep],
-    after: tuple[int, int],
-) -> str:
+def text_of_step(collector: Any, number: int, step: RowStep, outcome: PendingOutcome) -> str:
     """What is wrong with a step of a row.
 
     Args:
-        parts: of the step.
+        collector: an `OutputCollector`, with the row's new tokens that are sound.
         number: of the row.
-        outcome: of the step.
-        own: the row's index in it, and its step.
-        after: so many new tokens of the row and steps of the call, which came before.
+        step: of the row.
+        outcome: the step of all rows.
     """
-    (index, step), (num_tokens, num_steps) = own, after
+    generation, num_tokens = collector.generation, len(collector.new_tokens[number])
+    parts, index = generation.parts, generation.rows.index(number)
+    num_steps = collector.num_collected
     drafted, emitted = (outcome.columns[n][index].tolist() for n in ("drafted", "emitted"))
     return (
         f"in row {number} after {num_tokens} new tokens (step {num_steps}) "

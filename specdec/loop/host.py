@@ -12,8 +12,6 @@ from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
 from specdec.arguments import check_integer
-from specdec.graphs.rows import keep_rows, rows_to_keep
-from specdec.lab.show.text import draft_size
 from specdec.loop.outcome import Outcome, PendingOutcome
 from specdec.loop.state import Parts
 from specdec.loop.step import Stepper
@@ -88,13 +86,9 @@ class Generation:
 
     def __repr__(self) -> str:
         """Waits for the device."""
-        ended, rows = int(self.has_ended.sum()), len(self.request.lengths)
-        ended += rows - len(self.rows)
-        return (
-            f"Generation({ended} of {rows} row{'s' * (rows != 1)} ended; lengths "
-            f"{self.lengths.tolist()}, prompts included; "
-            f"{draft_size(self.num_draft_tokens, self.state.signature.tree_depth)})"
-        )
+        from specdec.loop.capturing import standing
+
+        return standing(self)
 
     @property
     def parts(self) -> Parts:
@@ -174,8 +168,11 @@ class Generation:
         """
         if self.request.processors or self.state.signature.is_captured:
             return
-        rows = rows_to_keep([left > 0 for left in self.state.buffer.remaining.tolist()])
-        if 0 < len(rows) < len(self.rows):
+        is_live = [left > 0 for left in self.state.buffer.remaining.tolist()]
+        if any(is_live) and not all(is_live):
+            from specdec.graphs.rows import keep_rows, rows_to_keep
+
+            rows = rows_to_keep(is_live)
             self.rows[:] = [self.rows[row] for row in rows]  # a tracer has the same list
             signature = self.state.signature._replace(batch_size=len(rows))
             self.state = replace(keep_rows(self.state, rows), signature=signature)
@@ -202,6 +199,7 @@ class OutputCollector:
         new_tokens: of each row.
         finish_reasons: of each row, as in the result; `None` while it goes on.
         steps: of each row.
+        num_collected: steps that were taken over.
     """
 
     def __init__(self, generation: Generation, streamer: BaseStreamer | None = None):
@@ -218,7 +216,7 @@ class OutputCollector:
 
             self._outputs = OutputTables(self.request.outputs, rows)
         self._faults: dict[int, str] = {}  # of rows that have one after their new tokens
-        self._num_collected = 0
+        self.num_collected = 0
         self._ends: Any = None
         self._stream: Any = None
         if streamer is not None:
@@ -267,11 +265,7 @@ class OutputCollector:
             if step.faults:
                 from specdec.loop.faults import text_of_step
 
-                after = len(self.new_tokens[number]), self._num_collected
-                own = numbers.index(number), step
-                self._faults[number] = text_of_step(
-                    self.generation.parts, number, outcome, own, after
-                )
+                self._faults[number] = text_of_step(self, number, step, outcome)
             elif tokens and tokens[-1] in self.request.eos:
                 self.finish_reasons[number] = "eos"
             elif len(self.new_tokens[number]) >= self._room:
@@ -285,10 +279,10 @@ class OutputCollector:
                 self._outputs.add(number, *own, outcome.outputs)
         if self.request.criteria or self._faults:
             self._end_rows()
-        self._num_collected += 1
+        self.num_collected += 1
         if self._stream is not None:
             self._stream.hand_over(self)
-        return StepRecord(self._num_collected - 1, records)
+        return StepRecord(self.num_collected - 1, records)
 
     def _end_rows(self) -> None:
         if self._ends is None:

@@ -14,7 +14,7 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntFlag
 from functools import cached_property
 from typing import Any
@@ -122,8 +122,8 @@ class Outcome:
         checked: of `step.numbers_to_check`; `None` where nobody looks at them.
         outputs: `[B, D + 1]` or `[B, D + 1, ...]` of the emitted tokens, by name, what the call
             keeps of them.
-        num_sound: `[B]` of the kept tokens, those before one that no distribution stands for
-            (`until_empty`); `None` for all of them.
+        num_sound: `[B]` of the kept tokens, those before one that no distribution stands
+            for; `None` for all of them.
     """
 
     draft: Draft
@@ -135,15 +135,6 @@ class Outcome:
     checked: Tensor | None = None
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
     num_sound: Tensor | None = None
-
-    def until_empty(self, is_empty: Tensor) -> Outcome:
-        """The outcome whose sound tokens are those up to the first one that comes from a row of the
-        window where no token was possible, `[B, K + 1]` bool.
-        """
-        index = torch.arange(self.draft.depth + 1, device=is_empty.device)
-        is_empty = is_empty.gather(1, self.verdict.rows.clamp(0, is_empty.shape[1] - 1))
-        first = torch.where(is_empty, index, len(index)).amin(dim=1)
-        return replace(self, num_sound=torch.minimum(self.num_new, first))
 
     def of_rows(self, count: int) -> Outcome:
         """The outcome of the first rows."""

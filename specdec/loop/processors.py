@@ -48,7 +48,7 @@ def step_with_processors(
         return logits.masked_fill(is_empty[..., None], 0.0)
 
     outcome = step(parts, state, num_draft_tokens, mark=mark, edit_logits=process)
-    return outcome.until_empty(is_empty)
+    return _until_empty(outcome, is_empty)
 
 
 def process_step(request: Request, buffer: TokenBuffer, draft: Draft, logits: Tensor) -> Tensor:
@@ -71,6 +71,16 @@ def process_step(request: Request, buffer: TokenBuffer, draft: Draft, logits: Te
         for rows, processors in request.processors
     ]
     return torch.cat(windows)
+
+
+def _until_empty(outcome: Outcome, is_empty: Tensor) -> Outcome:
+    """The outcome whose sound tokens are those up to the first one that comes from a row of the
+    window where no token was possible, `[B, K + 1]` bool.
+    """
+    index = torch.arange(outcome.draft.depth + 1, device=is_empty.device)
+    is_empty = is_empty.gather(1, outcome.verdict.rows.clamp(0, is_empty.shape[1] - 1))
+    first = torch.where(is_empty, index, len(index)).amin(dim=1)
+    return replace(outcome, num_sound=torch.minimum(outcome.num_new, first))
 
 
 def process_window(

@@ -19,7 +19,6 @@ from transformers import (
 
 from specdec.arguments import check_integer, name_of, plain_numbers
 from specdec.hf.forward import is_prefix_lm
-from specdec.hf.positions import cause_of_limit
 from specdec.processes import agreed
 from specdec.request.keywords import OURS, OUTPUTS, GenerateOptions
 from specdec.request.options import (
@@ -27,10 +26,10 @@ from specdec.request.options import (
     ends_among,
     resolve,
     sampling_of,
-    split_warpers,
 )
 from specdec.request.prompts import check_ids, read_batch
 from specdec.request.sampling import Sampling
+from specdec.request.warpers import split_warpers
 from specdec.samplers.logits_filter import LogitsFilter
 from specdec.targets import Target
 from specdec.targets.prompt_inputs import PromptInputs
@@ -311,12 +310,9 @@ def _check_room(
         longest = max(n + offset for n, offset in zip(lengths, offsets, strict=False))
     total, limit = longest + room, target.max_positions
     if limit is not None and total > limit:
-        shorter = f" or pass max_new_tokens <= {limit - longest}" if longest < limit else ""
-        raise ValueError(
-            f"a prompt of {longest} tokens and {room} new tokens make {total}, "
-            f"but the target has {limit} positions{cause_of_limit(target.config)}; shorten the "
-            f"prompt{shorter}"
-        )
+        from specdec.request.refusals import refuse_room
+
+        refuse_room(target.config, longest, room, limit)
     target.check_unchanged(num_tokens=total)
 
 
@@ -338,10 +334,9 @@ def _read_seeds(
     if len(seeds) * copies == rows:
         seeds = [(value + copy) % 2**64 for value in seeds for copy in range(copies)]
     if len(seeds) != rows:
-        raise ValueError(
-            f"seed has {len(seeds)} values for a batch of {rows} rows; give one per row, or a "
-            "single value"
-        )
+        from specdec.request.refusals import refuse_seeds
+
+        refuse_seeds(len(seeds), rows)
     return None if is_greedy else seeds
 
 

@@ -19,7 +19,8 @@ from specdec.hf.forward import CACHES
 from specdec.request.call import Request, request_of
 from specdec.request.given import through_hook
 from specdec.request.hints import warn_of_seed
-from specdec.request.options import check_config, with_stop_strings
+from specdec.request.options import check_config
+from specdec.request.stop_strings import with_stop_strings
 from specdec.targets import Target
 
 
@@ -56,7 +57,8 @@ def read_hook(
         call: what its `generate` was given, of `hf.generation.call_of_generate`.
     """
     check_choice("output_logprobs", output_logprobs, (True, False))
-    criteria = with_stop_strings(criteria, stop_strings, call.get("tokenizer"))
+    if stop_strings is not None:
+        criteria = with_stop_strings(criteria, stop_strings, call.get("tokenizer"))
     check_config(config)
     row_inputs = None
     if model is not target.model:

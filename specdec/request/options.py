@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,18 +19,13 @@ from torch import Tensor
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
-    MinPLogitsWarper,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
-    StopStringCriteria,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
 )
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from specdec.arguments import check_choice, check_integer, name_of, plain_numbers, shown
+from specdec.arguments import check_choice, check_integer, plain_numbers, shown
 from specdec.hf.forward import takes_positions
 from specdec.hf.generation import (
     BEFORE_FILTERS,
@@ -40,19 +34,11 @@ from specdec.hf.generation import (
     HEALING,
     UNSUPPORTED,
     UNUSED,
-    processors_of,
 )
 from specdec.request.keywords import OUTPUTS, GenerateOptions
 from specdec.request.sampling import Sampling
 from specdec.samplers.logits_filter import LogitsFilter
 from specdec.targets import Target
-
-WARPERS = {  # in HF's order, with the attribute that holds the value
-    TemperatureLogitsWarper: "temperature",
-    TopKLogitsWarper: "top_k",
-    TopPLogitsWarper: "top_p",
-    MinPLogitsWarper: "min_p",
-}
 
 _LEAST = {
     "max_new_tokens": 1,
@@ -87,18 +73,12 @@ def checked_options(target: Target, options: dict[str, Any]) -> dict[str, Any]:
         check_choice(name, options[name], (True, False))
     for name in ("logits_processor", "stopping_criteria"):
         _check_functions(name, options.get(name, []))
-    config = options.get("generation_config")
-    if not isinstance(config, GenerationConfig | None):
-        raise TypeError(
-            f"generation_config must be a GenerationConfig, got {shown(config)}; "
-            "GenerationConfig(**options) makes one"
-        )
-    tokenizer = options.get("tokenizer")
-    if tokenizer is not None and not hasattr(tokenizer, "decode"):
-        raise TypeError(f"tokenizer must be the target's, got {shown(tokenizer)}")
+    is_config = isinstance(options.get("generation_config"), GenerationConfig | None)
     least, most = options.get("min_new_tokens", 0), options.get("max_new_tokens")
-    if most is not None and least > most:
-        raise ValueError(f"min_new_tokens={least} is more than max_new_tokens={most}")
+    if not is_config or "tokenizer" in options or (most is not None and least > most):
+        from specdec.request.refusals import check_beside
+
+        check_beside(options)
     # Ids of a model's own configuration are left as they are: some name -1 for none.
     ends = options.get("eos_token_id", [])
     for value in ends if isinstance(ends, list | tuple) else [ends]:
@@ -130,43 +110,7 @@ def ends_among(
     return tuple(eos), min(limits), StoppingCriteriaList(others)
 
 
-def with_stop_strings(
-    criteria: StoppingCriteriaList | None,
-    stop_strings: str | list[str] | None,
-    tokenizer: PreTrainedTokenizerBase | None,
-) -> StoppingCriteriaList:
-    """Stopping criteria with HF's own for stop strings among them.
-
-    Raises:
-        ValueError: no tokenizer, or an empty stop string, which some tokenizers would meet at once.
-    """
-    criteria = StoppingCriteriaList(criteria or ())
-    if stop_strings is None:
-        return criteria
-    strings = [stop_strings] if isinstance(stop_strings, str) else stop_strings
-    is_list = isinstance(strings, list | tuple) and len(strings) > 0
-    if not is_list or not all(isinstance(string, str) and string for string in strings):
-        got = shown(strings)
-        raise ValueError(f"stop_strings must hold strings that are not empty, got {got}")
-    if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise ValueError(
-            "stop_strings need the target's tokenizer: pass tokenizer=tokenizer, or "
-            "stopping_criteria=StoppingCriteriaList([StopStringCriteria(tokenizer, stop_strings)])"
-        )
-    with torch.device("cpu"):  # HF makes tables without a device, and moves them later
-        return StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, strings)])
-
-
-Resolved = tuple[
-    LogitsProcessorList,
-    StoppingCriteriaList,
-    GenerationConfig,
-    dict[str, Any],
-    Callable[[Tensor], LogitsProcessorList],
-]
-
-
-def resolve(target: Target, input_ids: Tensor, given: dict[str, Any]) -> Resolved:
+def resolve(target: Target, input_ids: Tensor, given: dict[str, Any]) -> tuple[Any, ...]:
     """What `target.model.generate(input_ids, **given)` would do.
 
     Args:
@@ -198,20 +142,17 @@ def resolve(target: Target, input_ids: Tensor, given: dict[str, Any]) -> Resolve
     LogitsFilter(rows, **logits_filter)
     hot = _any_above_zero(logits_filter.get("temperature", 0))
     if hot and is_greedy:
-        raise ValueError(
-            f"do_sample=False is greedy, and temperature={logits_filter['temperature']!r} samples; "
-            "leave one of them out"
-        )
+        from specdec.request.refusals import refuse_temperature
+
+        refuse_temperature(logits_filter["temperature"])
     config.update(do_sample=hot or config.do_sample, num_return_sequences=copies)
     if is_neutral and config.do_sample and config.top_k is None:
         config.top_k = FILTERS["top_k"]  # HF takes 50 for one that is not set
     if not config.do_sample:
-        for name, value in logits_filter.items():
-            if name != "temperature":
-                raise ValueError(
-                    f"{name}={value!r} has no effect without sampling; pass a temperature above 0 "
-                    "or do_sample=True with it, or leave it out"
-                )
+        if logits_filter.keys() - {"temperature"}:
+            from specdec.request.refusals import refuse_filter
+
+            refuse_filter(logits_filter)
         logits_filter = {}
     # HF applies a value of all rows among the other processors of a configuration. Only specdec
     # knows values of single rows, and temperature 0.
@@ -225,14 +166,10 @@ def resolve(target: Target, input_ids: Tensor, given: dict[str, Any]) -> Resolve
     passed = given.get("logits_processor", ())
     *resolved, alone = _resolved(with_config(model, config), input_ids, **given)
     if of_rows:
+        from specdec.request.refusals import check_values_of_rows
+
         others = sampling_of(resolved[2]).settings.keys() & BESIDE_FILTERS
-        others = [*others, *(name_of(p) for p in passed if type(p) in WARPERS)]
-        if others:
-            raise ValueError(
-                f"{', '.join(of_rows)} cannot be set per row beside {', '.join(others)}, which HF "
-                "applies in an order of its own; give one value for all rows, or leave the others "
-                "out"
-            )
+        check_values_of_rows(of_rows, others, passed)
     return *resolved, of_rows, alone
 
 
@@ -266,8 +203,12 @@ def _resolved(
     config = model.generation_config
     if config.token_healing:
         raise ValueError(f"token_healing=True is not supported: {HEALING}")
-    criteria = with_stop_strings(stopping_criteria, config.stop_strings, tokenizer)
-    config.stop_strings = None
+    criteria = StoppingCriteriaList(stopping_criteria or ())
+    if config.stop_strings is not None:
+        from specdec.request.stop_strings import with_stop_strings
+
+        criteria = with_stop_strings(criteria, config.stop_strings, tokenizer)
+        config.stop_strings = None
     # Or HF would make a cache, with a layer for each of the model's.
     config.use_cache, config.cache_implementation = False, None
     if config.eos_token_id in ([], ()):
@@ -278,7 +219,11 @@ def _resolved(
     notes = []
 
     def take_notes(model, input_ids, logits_processor, stopping_criteria, generation_config, **_):
-        alone = partial(_processors_alone, model, generation_config, own, width)
+        def alone(ids: Tensor) -> LogitsProcessorList:
+            from specdec.request.alone import processors_alone
+
+            return processors_alone(model, generation_config, own, width, ids)
+
         notes.extend((logits_processor, stopping_criteria, generation_config, alone))
         return input_ids
 
@@ -295,32 +240,6 @@ def _resolved(
     return tuple(notes)
 
 
-def _processors_alone(
-    model: PreTrainedModel,
-    config: GenerationConfig,
-    own: LogitsProcessorList,
-    width: int,
-    ids: Tensor,
-) -> LogitsProcessorList:
-    """What HF makes of a configuration for a prompt `[1, t]` of a batch of this width: its row gets
-    as many new tokens, and all that is counted from the prompt is counted from its own.
-    """
-    config, missing = copy.copy(config), width - ids.shape[1]
-    config.max_length -= missing
-    if config.min_new_tokens is not None:  # HF has made a min_length of it
-        config.min_length -= missing
-    processors = processors_of(
-        model,
-        config,
-        input_ids_seq_length=ids.shape[1],
-        encoder_input_ids=ids,
-        logits_processor=own,
-        device=ids.device,
-        model_kwargs={"attention_mask": torch.ones_like(ids) if ids.numel() else None},
-    )
-    return split_warpers(processors, config)[0]
-
-
 def _per_sequence(value, rows: int, copies: int):
     """A value for each prompt as a list of one for each of its rows; other values as they are."""
     value = plain_numbers(value)
@@ -332,28 +251,6 @@ def _per_sequence(value, rows: int, copies: int):
 
 def _any_above_zero(temperature: float | list[float]) -> bool:
     return max(temperature if isinstance(temperature, list) else [temperature]) > 0
-
-
-def split_warpers(
-    processors: LogitsProcessorList, config: GenerationConfig
-) -> tuple[LogitsProcessorList, dict[str, Any]]:
-    """History-dependent processors, and the values of the four warpers if these close the list in
-    HF's order and the configuration samples.
-
-    Another order, or another warper after them, gives other probabilities: then the whole list is
-    applied as it stands.
-    """
-    if not config.do_sample:
-        return processors, {}
-    split = len(processors)
-    while split and type(processors[split - 1]) in WARPERS:
-        split -= 1
-    tail = processors[split:]
-    ranks = [list(WARPERS).index(type(warper)) for warper in tail]
-    if ranks != sorted(set(ranks)):
-        return processors, {}
-    values = {WARPERS[type(warper)]: getattr(warper, WARPERS[type(warper)]) for warper in tail}
-    return LogitsProcessorList(processors[:split]), values
 
 
 def sampling_of(config: GenerationConfig, eos_token_id: Sequence[int] = ()) -> Sampling:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 
@@ -62,3 +62,12 @@ def check_ids(config: Any, tree: Tree | None, vocab_size: int) -> None:
             f"the head was made for a vocabulary of {config.vocab_size} and the target's "
             f"is {vocab_size}; it was made for another target"
         )
+
+
+def refuse_width(config: Any, width: int) -> NoReturn:
+    """Raises an error for features of another width, in all, than a head reads."""
+    raise ValueError(
+        f"the head reads {len(config.feature_layers)} features of width "
+        f"{config.target_hidden_size}, {config.feature_width} in all, and the target's are "
+        f"{width} wide; it was made for another target"
+    )

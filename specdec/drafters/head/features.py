@@ -29,6 +29,7 @@ class FeatureHead(nn.Module, ABC):
     def __init__(self, config: FeatureHeadConfig, target_ids: Tensor | None = None):
         super().__init__()
         self.config, self._feature_width = config, config.feature_width
+        self._joins_features = config.joins_features
         width, eps = config.hidden_size, config.layer.rms_norm_eps
         if config.norm_before_fc:
             self.input_norm = RMSNorm(config.feature_width, eps)
@@ -67,11 +68,9 @@ class FeatureHead(nn.Module, ABC):
         """
         config = self.config
         if features.shape[-1] != self._feature_width:
-            raise ValueError(
-                f"the head reads {len(config.feature_layers)} features of width "
-                f"{config.target_hidden_size}, {self._feature_width} in all, and the target's are "
-                f"{features.shape[-1]} wide; it was made for another target"
-            )
+            from specdec.drafters.head.check import refuse_width
+
+            refuse_width(config, features.shape[-1])
         features = features.to(self.dtype)
         if config.norm_before_fc:
             features = self.input_norm(features)
@@ -79,7 +78,7 @@ class FeatureHead(nn.Module, ABC):
             pieces = features.chunk(len(self.fc_norm), dim=-1)
             normed = [norm(piece) for norm, piece in zip(self.fc_norm, pieces, strict=True)]
             features = torch.cat(normed, dim=-1)
-        return self.fc(features) if config.joins_features else features
+        return self.fc(features) if self._joins_features else features
 
     def normed(self, out: Tensor) -> Tensor:
         """Outputs `[B, N, H]` as the vocabulary head reads them."""

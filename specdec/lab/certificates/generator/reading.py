@@ -33,8 +33,8 @@ from specdec.lab.certificates.generator.learned import Learned
 from specdec.lab.certificates.generator.witness import RowText, Witness, moved
 from specdec.request.call import Request, read_request
 from specdec.request.lists import left_padded
-from specdec.request.options import WARPERS
 from specdec.request.row_inputs import offsets_among, refuse_unknown
+from specdec.request.warpers import WARPERS
 from specdec.samplers.given import ROW_BITS, GivenText
 from specdec.types import Draft
 
