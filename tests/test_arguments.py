@@ -12,10 +12,10 @@ from specdec.arguments import (
     check_device,
     check_integer,
     check_number,
-    check_path,
     check_tensor,
     shown,
 )
+from specdec.paths import check_path
 
 ANYTHING = (
     st.none()

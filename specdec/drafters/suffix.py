@@ -22,7 +22,6 @@ from torch import Tensor
 from specdec.arguments import (
     check_integer,
     check_number,
-    check_path,
     check_placement,
     check_tensor,
     shown,
@@ -30,6 +29,7 @@ from specdec.arguments import (
 from specdec.atomic import replacing
 from specdec.drafters.lookup import PromptLookupDrafter, following, last_tokens
 from specdec.drafters.lookup_tree import are_alike
+from specdec.paths import check_path
 from specdec.samplers.noise import Drawing
 from specdec.settings import plain
 from specdec.slots.room import memory_bytes

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 
+from specdec.hf.reached import ReachedError, handed
+
 NUM_RETURNED = {"encoder_attn": 2, "EncDecAttention": 3}
 """The cross attention of BART and its kin, Whisper among them, and of T5 and its kin; and how many
 values it returns: its output, and others that nobody reads here.
@@ -85,10 +87,6 @@ def is_composite(model: PreTrainedModel) -> bool:
     return hasattr(model.config, "decoder")
 
 
-class _PreparedError(Exception):
-    """`generate` has prepared the inputs of a decoding method, which need not run."""
-
-
 def prepared(
     model: PreTrainedModel, given: dict[str, Any], *, is_whole: bool = True
 ) -> tuple[Tensor, dict[str, Any]]:
@@ -98,12 +96,8 @@ def prepared(
     """
 
     def reached(model, input_ids, logits_processor, stopping_criteria, generation_config, **own):
-        raise _PreparedError(input_ids, own)
+        raise ReachedError(input_ids, own)
 
     one = {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": 1, "use_cache": False}
-    try:
-        generate = type(model).generate if is_whole else GenerationMixin.generate
-        generate(model, custom_generate=reached, **one, **given)
-    except _PreparedError as found:
-        ids, own = found.args
-    return ids, own
+    generate = type(model).generate if is_whole else GenerationMixin.generate
+    return handed(generate, model, custom_generate=reached, **one, **given)

@@ -75,7 +75,7 @@ def read_by(request: Any, target: Target, drafter: Any) -> Any:
     Raises:
         TypeError: a name of a row input that neither of them declares.
     """
-    if hasattr(request.row_inputs, "source"):
+    if request.source is not None:
         from specdec.request.source import with_drafters
 
         request = with_drafters(request, drafter)
@@ -96,13 +96,21 @@ def refuse_unknown(names: Iterable[str], parts: Sequence[Any]) -> None:
 
 
 def row_inputs_of(
-    target: Target, given: Mapping[str, Any] | None, rows: int, copies: int
+    target: Target,
+    given: Mapping[str, Any] | None,
+    rows: int,
+    copies: int,
+    *,
+    has_source: bool = False,
 ) -> dict[str, Tensor]:
-    """`read_row_inputs`, with adapters by name as numbers."""
-    if hasattr(given, "source"):
-        from specdec.request.source import with_source
+    """`read_row_inputs`, with adapters by name as numbers, and those that were made of a source as
+    they are.
+    """
+    if has_source:
+        from specdec.request.source import parted
 
-        return with_source(given, row_inputs_of(target, given.others, rows, copies), rows)
+        given, of_source = parted(given, rows)
+        return {**row_inputs_of(target, given, rows, copies), **of_source}
     # A drafter may declare an input of this name, of numbers, for a target without adapters.
     adapters = given.get("adapter") if isinstance(given, Mapping) else None
     if adapters is not None and ("adapter" in target.row_inputs or _are_names(adapters)):

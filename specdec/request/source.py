@@ -43,27 +43,14 @@ class Source(NamedTuple):
     parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
 
 
-class SourceRows(dict):
-    """Row inputs of a call, and the source that some of them were made of.
-
-    Attributes:
-        others: those that the call brought itself.
-    """
-
-    def __init__(self, rows: Mapping[str, Any], source: Source):
-        super().__init__(rows)
-        self.source = source
-        self.others = {name: value for name, value in rows.items() if name not in SOURCE}
-
-
 def native(
     target: Target,
     input_ids: Tensor | Mapping[str, Any] | None,
     attention_mask: Tensor | None,
     options: dict[str, Any],
-) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
-    """Prompts of the decoder, their mask, and the options of a call, with the source among its row
-    inputs.
+) -> tuple[Tensor, Tensor | None, dict[str, Any], Source]:
+    """Prompts of the decoder, their mask, the options of a call, whose row inputs have what the
+    encoder made of the source, and the source.
 
     Args:
         target: whose model has an encoder.
@@ -91,9 +78,9 @@ def native(
     ids, found = prepared(whole, {**given, **config}, is_whole=is_whole)
     rows = _rows(target, given, found)
     source = Source(whole.get_encoder(), [(given, found)])
-    options["row_inputs"] = SourceRows({**(options.get("row_inputs") or {}), **rows}, source)
+    options["row_inputs"] = {**(options.get("row_inputs") or {}), **rows}
     mask = found.get("decoder_attention_mask")
-    return ids, torch.ones_like(ids) if mask is None else mask, options
+    return ids, torch.ones_like(ids) if mask is None else mask, options, source
 
 
 def _given(
@@ -131,9 +118,9 @@ def _given(
 
 def through_hook(
     target: Target, call: Mapping[str, Any], model_kwargs: Mapping[str, Any]
-) -> tuple[dict[str, Any], SourceRows]:
-    """What HF hands to a decoding method, by the names that it has in decoder-only models, and the
-    row inputs of the source.
+) -> tuple[dict[str, Any], dict[str, Tensor], Source]:
+    """What HF hands to a decoding method, by the names that it has in decoder-only models, the row
+    inputs of the source, and the source.
 
     Args:
         call: what HF's `generate` was given, of `hf.generation.call_of_generate`.
@@ -146,14 +133,14 @@ def through_hook(
         if mask is not None:  # HF has added rows to it, and not to the others
             given["attention_mask"] = mask[:: len(mask) // len(inputs)]
     source = Source(target.model.whole.get_encoder(), [(given, model_kwargs)])
-    rows = SourceRows(_rows(target, given, model_kwargs), source)
+    rows = _rows(target, given, model_kwargs)
     own = {n: v for n, v in model_kwargs.items() if n not in ("encoder_outputs", "attention_mask")}
-    return {n.removeprefix("decoder_"): value for n, value in own.items()}, rows
+    return {n.removeprefix("decoder_"): value for n, value in own.items()}, rows, source
 
 
 def _by_rows(
     target: Target, ids: Tensor, mask: Tensor | None, options: dict[str, Any]
-) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
+) -> tuple[Tensor, Tensor | None, dict[str, Any], Source]:
     """The same where `row_inputs["prompt"]` has the source of each row, and ids are the decoder's.
 
     Raises:
@@ -172,8 +159,8 @@ def _by_rows(
         parts.append((own, found))
         tables.append(_rows(target, own, found))
     source = Source(whole.get_encoder(), parts)
-    options["row_inputs"] = SourceRows({**given, **_joined(tables)}, source)
-    return ids, mask, options
+    options["row_inputs"] = {**given, **_joined(tables)}
+    return ids, mask, options, source
 
 
 def _joined(tables: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -270,19 +257,21 @@ def _refuse_processors(config: Any, of_model: Any) -> None:
             )
 
 
-def with_source(given: SourceRows, others: Mapping[str, Tensor], rows: int) -> SourceRows:
-    """Row inputs of so many rows: others, and those of the source, which stay on the device."""
-    own = {name: given[name] for name in SOURCE if name in given}
+def parted(row_inputs: Mapping[str, Any], rows: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Row inputs that the call brought itself, and those of the source, of so many rows, which stay
+    on the device.
+    """
+    own = {name: row_inputs[name] for name in SOURCE if name in row_inputs}
     own = {name: value.repeat_interleave(rows // len(value), dim=0) for name, value in own.items()}
-    return SourceRows({**others, **own}, given.source)
+    return {name: value for name, value in row_inputs.items() if name not in SOURCE}, own
 
 
 def with_drafters(request: Any, drafter: Any) -> Any:
     """The call with the row inputs that a drafter makes of the source itself."""
     rows = request.row_inputs
-    more = drafter.read_source(rows.source)
+    more = drafter.read_source(request.source)
     if not more or more.keys() <= rows.keys():
         return request
     copies = len(request.lengths) // len(next(iter(more.values())))
     more = {name: value.repeat_interleave(copies, dim=0) for name, value in more.items()}
-    return replace(request, row_inputs=SourceRows({**rows, **more}, rows.source))
+    return replace(request, row_inputs={**rows, **more})

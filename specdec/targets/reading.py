@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -25,6 +24,7 @@ from specdec.hf.forward import CACHES, is_prefix_lm
 from specdec.hf.generation import PREFILL, SAMPLE
 from specdec.hf.layers import decoder_layers
 from specdec.hf.prompts import NOT_READ, why_not_read
+from specdec.hf.reached import ReachedError, handed
 from specdec.slots.attention import sees
 from specdec.slots.cache import Chunk
 from specdec.targets.prompt_inputs import WHOLE, PromptInputs
@@ -78,7 +78,7 @@ class Recording:
                 given = dict(zip(names, args, strict=False)) | kwargs
                 self.arguments = {n: _copied(value) for n, value in given.items()}
                 if not self.goes_on:
-                    raise _ReachedError
+                    raise ReachedError
             return forward(*args, **kwargs)
 
         wrap_forward(decoder, record)
@@ -107,18 +107,13 @@ class Recording:
         own = {**own, "use_cache": True}
         own |= {name: copy.deepcopy(own[name]) for name in CACHES if own.get(name) is not None}
         if not self.goes_on:
-            with suppress(_ReachedError):
-                getattr(self.view, PREFILL)(input_ids, config, own)
+            handed(getattr(self.view, PREFILL), input_ids, config, own)
             return
         most = MaxLengthCriteria(input_ids.shape[1] + NUM_COMPARED)
         parts = LogitsProcessorList(), StoppingCriteriaList([most]), config
         out = getattr(self.view, SAMPLE)(input_ids, *parts, **own)
         self.logits = torch.stack(out.logits, dim=1)
         self.new_tokens = out.sequences[:, input_ids.shape[1] :]
-
-
-class _ReachedError(Exception):
-    """The text decoder was reached, and need not run."""
 
 
 def _copied(value: Any) -> Any:

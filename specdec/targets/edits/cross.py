@@ -27,6 +27,7 @@ from specdec.hf.encoders import (
     position_tables,
     relative_bias,
 )
+from specdec.hf.reached import ReachedError, handed
 from specdec.slots.cache import Window
 from specdec.targets.source import SOURCE, CausalDecoder
 from specdec.targets.view import wrap_forward
@@ -104,10 +105,6 @@ def rows_of_trial(model: CausalDecoder, view: CausalDecoder, texts: Tensor) -> d
     return rows_of(view, *view.trial_source(texts).values())
 
 
-class _HandedError(Exception):
-    """The decoder was reached, and need not run."""
-
-
 def _handed(
     view: CausalDecoder, encoder_outputs: Any, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
@@ -115,18 +112,19 @@ def _handed(
     view.running.reads_source = True
     ids = torch.zeros(len(encoder_outputs[0]), 1, dtype=torch.long, device=view.device)
     try:
-        CausalDecoder.forward(view, ids, encoder_outputs=encoder_outputs, source_mask=mask)
-    except _HandedError as found:
-        return found.args
+        own = {"encoder_outputs": encoder_outputs, "source_mask": mask}
+        found = handed(CausalDecoder.forward, view, ids, **own)
     finally:
         view.running.reads_source = False
+    if found is not None:
+        return found
     raise ValueError(f"{type(view.whole).__name__} does not run its decoder; use HF generate")
 
 
 def _decode(view: CausalDecoder, forward: Callable, *args: Any, **own: Any) -> Any:
     states, name = own.get("encoder_hidden_states"), "encoder_hidden_states"
     if getattr(view.running, "reads_source", False):
-        raise _HandedError(states, own.get("encoder_attention_mask"))
+        raise ReachedError(states, own.get("encoder_attention_mask"))
     window = view.running.window
     if states is not None and states.shape[1] == 0:
         own[name] = None  # of what a layer stores of a token, nothing is of the source
