@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from specdec.arguments import check_integer
 from specdec.samplers.noise import Drawing
-from specdec.settings import settings_of
 from specdec.types import Context, Draft, FeatureLayer, Verified
 
 if TYPE_CHECKING:
@@ -68,6 +67,8 @@ class Drafter(nn.Module, ABC):
         """What distinguishes this drafter from others, as plain values: its class, its public
         attributes and a fingerprint of its weights. Saved runs hold it, and go on with no other.
         """
+        from specdec.settings import settings_of
+
         return settings_of(self)
 
     @abstractmethod

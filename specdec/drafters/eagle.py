@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from specdec.drafters.eagle_config import EagleConfig
-from specdec.drafters.head.decoder_layer import DecoderLayer
 from specdec.drafters.head.drafter import HeadDrafter
 from specdec.drafters.head.features import FeatureHead, FusingLayer
 from specdec.drafters.head.layers import Attend, RMSNorm
@@ -25,6 +23,7 @@ from specdec.samplers.noise import Drawing
 from specdec.types import Context, Draft
 
 if TYPE_CHECKING:
+    from specdec.drafters.eagle_config import EagleConfig
     from specdec.targets.prompt_inputs import PromptInputs
 
 
@@ -56,6 +55,8 @@ class EagleHead(FeatureHead):
         """One that fuses, or a plain one without the norm that `fc` makes needless."""
         config = self.config
         if config.fusion == "input":
+            from specdec.drafters.head.decoder_layer import DecoderLayer
+
             return DecoderLayer(config.layer, 0, has_input_norm=False)
         return FusingLayer(config.layer, norm_before_residual=config.norm_before_residual)
 

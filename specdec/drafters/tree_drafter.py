@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdec.drafters.base import Drafter
-from specdec.drafters.tree import Tree
+
+if TYPE_CHECKING:
+    from specdec.drafters.tree import Tree
 
 
 def shape_of(shape: Tree | str | None) -> Tree | None:
@@ -16,6 +18,8 @@ def shape_of(shape: Tree | str | None) -> Tree | None:
         (12, 20)
     """
     if not (isinstance(shape, str) and shape.endswith(" paths")):
+        from specdec.drafters.tree import Tree
+
         return Tree.of(shape)
     from specdec.drafters.paths import Paths  # which hardly anybody drafts
 

@@ -14,7 +14,7 @@ class CapturedStorage(Storage):
     """The tensors of one call after the other, and the graphs that were captured over them.
 
     Args:
-        parts, state, serves: as of `Storage`.
+        parts, state, serves, size_bytes: as of `Storage`.
         must_capture: a step that cannot be captured raises an error.
         is_first: nothing of the model was captured before.
     """
@@ -26,11 +26,12 @@ class CapturedStorage(Storage):
         parts: Parts,
         state: StepState,
         serves: tuple,
+        size_bytes: int,
         *,
         must_capture: bool,
         is_first: bool,
     ):
-        super().__init__(parts, state, serves)
+        super().__init__(parts, state, serves, size_bytes)
         options = {"must_capture": must_capture, "is_first": is_first}
         self.stepper = self.replay = Replay(parts, state, **options)
 

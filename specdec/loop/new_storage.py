@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from specdec.drafters.check import check_state
+from specdec.graphs.owned import size_bytes
 from specdec.graphs.rows import map_tensors
 from specdec.loop.state import Parts, Signature, StepState, TokenBuffer, inputs_of
 from specdec.loop.storage import Storage
@@ -60,11 +61,11 @@ def new_storage(
     if state is None:  # out of the handler, whose error holds what was allocated
         state = allocate(needed)
     if not signature.is_captured:
-        return Storage(parts, state, serves)
+        return Storage(parts, state, serves, size_bytes(state))
     from specdec.loop.captured_storage import CapturedStorage  # which no other call needs
 
     options = {"must_capture": must_capture, "is_first": is_first}
-    return CapturedStorage(parts, state, serves, **options)
+    return CapturedStorage(parts, state, serves, size_bytes(state), **options)
 
 
 def allocated(signature: Signature, num_slots: int, parts: Parts, request: Request) -> StepState:

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.graphs.rows import map_tensors
 from specdec.results import RowStep
 from specdec.types import Draft, Verdict
 
@@ -138,6 +137,8 @@ class Outcome:
 
     def of_rows(self, count: int) -> Outcome:
         """The outcome of the first rows."""
+        from specdec.graphs.rows import map_tensors
+
         return map_tensors(lambda table: table[:count], self)
 
     def fetch(self) -> PendingOutcome:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from specdec.loop.state import Parts, StepState
-from specdec.targets.prompt_inputs import PromptChunk
-from specdec.targets.text import refuse_unread_target
+
+if TYPE_CHECKING:
+    from specdec.targets.prompt_inputs import PromptChunk
 
 
 def chunks(length: int, chunk_size: int) -> list[int]:
@@ -93,6 +95,8 @@ def prefill_chunk(
         try:
             parts.drafter.prefill(context, state.drafter_state)
         except AttributeError as error:
+            from specdec.targets.text import refuse_unread_target
+
             refuse_unread_target(parts.drafter, error)
             raise
     if features is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +21,10 @@ from specdec.request.call import Request
 from specdec.samplers import LogitsFilter, Noise, Sampler
 from specdec.slots.cache import SlotCache, narrowed
 from specdec.targets import Target
-from specdec.targets.text import TargetText
 from specdec.types import PAD_TOKEN, Context
+
+if TYPE_CHECKING:
+    from specdec.targets.text import TargetText
 
 
 def bucket_of_rows(batch_size: int) -> int:
@@ -325,6 +327,8 @@ class StepState:
         """
         if not parts.drafter.reads_target:
             return None
+        from specdec.targets.text import TargetText
+
         return TargetText(parts.target, self.cache, lengths, room=self.signature.num_behind)
 
 

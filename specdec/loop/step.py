@@ -19,7 +19,6 @@ from specdec.loop.outcome import Outcome
 from specdec.loop.state import Parts, StepState
 from specdec.samplers.base import Sampler
 from specdec.samplers.noise import StepNoise
-from specdec.targets.text import refuse_unread_target
 from specdec.types import Draft, TargetOutput, Verdict
 
 Stepper = Callable[[StepState, int], Outcome]
@@ -123,6 +122,8 @@ def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: i
     try:
         draft = drafter.propose(state.context(parts), state.drafter_state, drawing)
     except AttributeError as error:
+        from specdec.targets.text import refuse_unread_target
+
         refuse_unread_target(drafter, error)
         raise
     shape = signature.batch_size, num_draft_tokens

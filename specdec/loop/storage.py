@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specdec.graphs.owned import size_bytes
 from specdec.loop.prefill import chunks, prefill, prefill_chunk
 from specdec.loop.state import Parts, Signature, StepState
 from specdec.loop.step import Stepper, step
@@ -28,10 +27,10 @@ class Storage:
     Args:
         parts, state: of the calls; the state's tensors stay where they are.
         serves: what calls must share to run here, see `StoragePool`.
-
-    Attributes:
         size_bytes: of the state. What graphs take besides, a few per cent, differs between the
             processes of one target, which have to keep the same.
+
+    Attributes:
         stepper: takes the steps of the loaded call.
         replay: of the state, where steps are captured; `None` where all are eager.
         fixed_chunks: sizes of chunks that attend over all slots, unless they are the first.
@@ -40,10 +39,10 @@ class Storage:
     replay: Replay | None = None
     fixed_chunks: Container[int] = ()
 
-    def __init__(self, parts: Parts, state: StepState, serves: tuple):
+    def __init__(self, parts: Parts, state: StepState, serves: tuple, size_bytes: int):
         self.parts, self.state, self.serves = parts, state, serves
         self.stepper: Stepper = partial(step, parts)
-        self.size_bytes = size_bytes(state)
+        self.size_bytes = size_bytes
         self._filters: dict[Signature, LogitsFilter] = {state.signature: state.logits_filter}
         self._is_idle: torch.cuda.Event | None = None
 

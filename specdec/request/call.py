@@ -19,7 +19,6 @@ from transformers import (
 
 from specdec.arguments import check_integer, name_of, plain_numbers
 from specdec.hf.forward import is_prefix_lm
-from specdec.processes import agreed
 from specdec.request.keywords import OURS, OUTPUTS, GenerateOptions
 from specdec.request.options import (
     checked_options,
@@ -32,12 +31,11 @@ from specdec.request.sampling import Sampling
 from specdec.request.warpers import split_warpers
 from specdec.samplers.logits_filter import LogitsFilter
 from specdec.targets import Target
-from specdec.targets.prompt_inputs import PromptInputs
-from specdec.targets.reading import refuse_text
 
 if TYPE_CHECKING:
     from specdec.request.given import Given, GivenRows
     from specdec.request.source import Source
+    from specdec.targets.prompt_inputs import PromptInputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,6 +297,8 @@ def _read_ids(
     )
     # One token sees itself only.
     if beside is None and max(lengths) > 1 and is_prefix_lm(target.model):
+        from specdec.targets.reading import refuse_text
+
         refuse_text(target.model)
     return padded, tokens, lengths
 
@@ -347,4 +347,6 @@ def _read_seeds(
 
 def _random_seeds(target: Target, rows: int) -> list[int]:
     """A seed per row; the same in all processes over which a target is spread."""
+    from specdec.processes import agreed
+
     return agreed([secrets.randbits(64) for _ in range(rows)], target.model)

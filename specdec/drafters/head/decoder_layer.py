@@ -5,10 +5,14 @@ Legend: B rows, N tokens of a pass, H width of the head.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 
-from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.head.layers import Attend, Attention, GatedMLP, RMSNorm
+
+if TYPE_CHECKING:
+    from specdec.drafters.head.layer_config import LayerConfig
 
 
 class DecoderLayer(nn.Module):

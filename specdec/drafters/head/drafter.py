@@ -17,15 +17,14 @@ from specdec.arguments import check_placement
 from specdec.drafters import files
 from specdec.drafters.base import check_num_draft_tokens
 from specdec.drafters.head.layers import look_up
-from specdec.drafters.head.sharing import borrow, model_of
 from specdec.drafters.head.state import HeadState, head_state
 from specdec.drafters.head.window import ContextRows, read_context
 from specdec.drafters.proposal import Kind, Proposal
-from specdec.drafters.tree import Tree, TreePlan
 from specdec.drafters.tree_drafter import TreeDrafter
 from specdec.types import Context
 
 if TYPE_CHECKING:
+    from specdec.drafters.tree import Tree, TreePlan
     from specdec.targets import Target
 
 
@@ -74,6 +73,8 @@ class HeadDrafter(TreeDrafter):
         draft_temperature: float | None = None,
         tree: Tree | str | None = None,
     ):
+        from specdec.drafters.head.sharing import borrow, model_of
+
         super().__init__()
         if num_draft_tokens is None:
             most = getattr(getattr(head, "config", None), "max_draft_tokens", None)
@@ -165,7 +166,11 @@ class HeadDrafter(TreeDrafter):
 
     def tree_plan(self, device: torch.device) -> TreePlan | None:
         """How its trees grow; `None` for chains."""
-        return None if self.tree is None else TreePlan(self.tree, device)
+        if self.tree is None:
+            return None
+        from specdec.drafters.tree import TreePlan
+
+        return TreePlan(self.tree, device)
 
     @property
     def num_after(self) -> int:

@@ -8,16 +8,17 @@ vocabulary, Vd ids that the head can propose.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.drafters.head.decoder_layer import build_layer
-from specdec.drafters.head.feature_config import FeatureHeadConfig
-from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.head.layers import Attend, Attention, GatedMLP, RMSNorm, apply_lm_head
-from specdec.drafters.head.sharing import check_target_ids
+
+if TYPE_CHECKING:
+    from specdec.drafters.head.feature_config import FeatureHeadConfig
+    from specdec.drafters.head.layer_config import LayerConfig
 
 
 class FeatureHead(nn.Module, ABC):
@@ -27,6 +28,9 @@ class FeatureHead(nn.Module, ABC):
     """
 
     def __init__(self, config: FeatureHeadConfig, target_ids: Tensor | None = None):
+        from specdec.drafters.head.decoder_layer import build_layer
+        from specdec.drafters.head.sharing import check_target_ids
+
         super().__init__()
         self.config, self._feature_width = config, config.feature_width
         self._joins_features = config.joins_features

@@ -11,6 +11,7 @@ head, Hq query heads, Hkv key and value heads.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +19,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from transformers.activations import ACT2FN
 
-from specdec.drafters.head.layer_config import LayerConfig
 from specdec.kernels.types import CAUSAL
+
+if TYPE_CHECKING:
+    from specdec.drafters.head.layer_config import LayerConfig
 
 Attend = Callable[..., Tensor]
 """(index of the layer, queries `[B, Hq, N, D]`, keys and values `[B, Hkv, R + N, D]`) -> `[B, Hq,

@@ -6,15 +6,17 @@ Legend: B rows, D width of an attention head, S slots.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from specdec.drafters.head.pictures import PlacedRows
-from specdec.drafters.tree import TreePlan
 from specdec.graphs.tree import shared
 from specdec.slots.cache import SlotCache
+
+if TYPE_CHECKING:
+    from specdec.drafters.head.pictures import PlacedRows
+    from specdec.drafters.tree import TreePlan
 
 
 @dataclass(frozen=True, eq=False)
