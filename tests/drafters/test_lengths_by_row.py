@@ -43,7 +43,7 @@ def parts():
 
 
 @pytest.mark.parametrize(
-    "sampler, options",
+    ("sampler", "options"),
     [(RejectionSampler, {}), (CouplingSampler, {"do_sample": True, "seed": [3, 4, 5, 6]})],
     ids=["greedy", "coupled"],
 )
