@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 
-from specdec.hf.reached import ReachedError, handed
+from specdec.hf.reached import ReachedError, reached_by
 
 NUM_RETURNED = {"encoder_attn": 2, "EncDecAttention": 3}
 """The cross attention of BART and its kin, Whisper among them, and of T5 and its kin; and how many
@@ -100,4 +100,4 @@ def prepared(
 
     one = {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": 1, "use_cache": False}
     generate = type(model).generate if is_whole else GenerationMixin.generate
-    return handed(generate, model, custom_generate=reached, **one, **given)
+    return reached_by(generate, model, custom_generate=reached, **one, **given)

@@ -10,13 +10,13 @@ class ReachedError(Exception):
     """A function was reached; `args` are what it was handed."""
 
 
-def handed(call: Callable[..., Any], *args: Any, **options: Any) -> tuple | None:
+def reached_by(call: Callable[..., Any], *args: Any, **options: Any) -> tuple | None:
     """What a call hands to the function in it that raises `ReachedError`; `None` if none does.
 
     Example:
         >>> def decode(ids):
         ...     raise ReachedError(ids)
-        >>> handed(decode, [5, 6])
+        >>> reached_by(decode, [5, 6])
         ([5, 6],)
     """
     try:

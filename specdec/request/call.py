@@ -34,7 +34,6 @@ from specdec.targets import Target
 
 if TYPE_CHECKING:
     from specdec.request.given import Given, GivenRows
-    from specdec.request.source import Source
     from specdec.targets.prompt_inputs import PromptInputs
 
 
@@ -62,7 +61,6 @@ class Request:
         outputs: names of what is kept of every new token.
         tokenizer: of the target.
         row_inputs: `[B, ...]` by name, on the host, what steps read of each row.
-        source: that an encoder has read, of which some row inputs were made.
         prompt_inputs: what the target reads of the prompts where they are more than ids.
         read_prompts: reads the prompts by another target; `None` where they are ids, or where HF
             has read them for this one.
@@ -86,7 +84,6 @@ class Request:
     outputs: tuple[str, ...] = ()
     tokenizer: PreTrainedTokenizerBase | None = None
     row_inputs: Mapping[str, Tensor] = field(default_factory=dict)
-    source: Source | None = None
     prompt_inputs: PromptInputs | None = None
     read_prompts: Callable[[Target], PromptInputs] | None = None
     is_embedded: bool = False
@@ -132,12 +129,11 @@ def read_request(
     """
     if target.fault_of_generate:
         target.refuse_own_generate()
-    options, source = dict(options), None
+    options = dict(options)
     if isinstance(input_ids, Mapping) or target.reads_source:
         from specdec.request.given import unpacked
 
-        prompts = target, input_ids, attention_mask
-        input_ids, attention_mask, options, source = unpacked(*prompts, options)
+        input_ids, attention_mask, options = unpacked(target, input_ids, attention_mask, options)
     has_more = not options.keys() <= GenerateOptions.__annotations__.keys()
     beside = None
     if has_more:
@@ -158,7 +154,7 @@ def read_request(
     request = request_of(
         *(target, input_ids, attention_mask, *asked),
         **{"tokenizer": given.get("tokenizer"), "of_rows": of_rows, "alone": alone},
-        **{"passed": passed, "beside": beside, "source": source, **own},
+        **{"passed": passed, "beside": beside, **own},
     )
     if target.fault_of_generate:  # of the model as it is now, which `request_of` looks at
         target.refuse_own_generate()
@@ -228,8 +224,7 @@ def request_of(
     if row_inputs is not None:
         from specdec.request.row_inputs import row_inputs_of
 
-        has_source = own.get("source") is not None
-        inputs = row_inputs_of(target, row_inputs, rows, added, has_source=has_source)
+        inputs = row_inputs_of(target, row_inputs, rows, added)
     _check_room(target, lengths, room, inputs)
     history, logits_filter = split_warpers(processors, config)
     logits_filter = {

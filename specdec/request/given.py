@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +20,6 @@ from specdec.targets.prompt_inputs import PromptInputs
 
 EMBEDS = "inputs_embeds"
 _KNOWN_TO_HOOK = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", *CACHES}
-
-if TYPE_CHECKING:
-    from specdec.request.source import Source
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,10 +271,10 @@ def unpacked(
     input_ids: Mapping,
     attention_mask: Tensor | None,
     options: dict[str, Any],
-) -> tuple[Tensor | None, Tensor | None, dict[str, Any], Source | None]:
+) -> tuple[Tensor | None, Tensor | None, dict[str, Any]]:
     """Ids and mask, which a tokenizer returns as one object, and a processor with all that its
     model reads of a prompt; that is among the options returned. Of an encoder-decoder all of it is
-    the source, which comes last.
+    the source.
     """
     if target.reads_source:
         from specdec.request.source import native as of_source
@@ -298,8 +295,7 @@ def unpacked(
             f"attention_mask in one object; got one with {', '.join(map(str, input_ids))}"
             + (" and an attention_mask beside it" if attention_mask is not None else "")
         )
-    ids, mask = input_ids.get("input_ids"), input_ids.get("attention_mask")
-    return ids, mask, {**options, **read}, None
+    return input_ids.get("input_ids"), input_ids.get("attention_mask"), {**options, **read}
 
 
 def read_beside(

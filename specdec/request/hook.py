@@ -60,14 +60,13 @@ def read_hook(
     if stop_strings is not None:
         criteria = with_stop_strings(criteria, stop_strings, call.get("tokenizer"))
     check_config(config)
-    row_inputs = source = None
+    row_inputs = None
     if model is not target.model:
-        model_kwargs, row_inputs, source = of_other_model(target, model, call, model_kwargs)
+        model_kwargs, row_inputs = of_other_model(target, model, call, model_kwargs)
     check_hook(call, synced_gpus, model_kwargs)
     request = request_of(
         *(target, input_ids, model_kwargs.get("attention_mask"), processors, criteria, config),
         row_inputs=row_inputs,
-        source=source,
         tokenizer=call.get("tokenizer"),
         seed=seed,
         beside=through_hook(target, config, model_kwargs),
@@ -88,9 +87,9 @@ def output_of(result: Any, config: GenerationConfig) -> Tensor | HookOutput:
 
 def of_other_model(
     target: Target, model: PreTrainedModel, call: Mapping[str, Any], model_kwargs: dict
-) -> tuple[dict, Mapping[str, Any], Any]:
+) -> tuple[dict, Mapping[str, Any]]:
     """What HF hands to a decoding method of an encoder-decoder, whose decoder is the target: as of
-    a decoder-only model, the row inputs of the source, and the source.
+    a decoder-only model, and the row inputs of the source.
 
     Raises:
         ValueError: the target is of another model.

@@ -24,7 +24,7 @@ from specdec.hf.forward import CACHES, is_prefix_lm
 from specdec.hf.generation import PREFILL, SAMPLE
 from specdec.hf.layers import decoder_layers
 from specdec.hf.prompts import NOT_READ, why_not_read
-from specdec.hf.reached import ReachedError, handed
+from specdec.hf.reached import ReachedError, reached_by
 from specdec.slots.attention import sees
 from specdec.slots.cache import Chunk
 from specdec.targets.prompt_inputs import WHOLE, PromptInputs
@@ -107,7 +107,7 @@ class Recording:
         own = {**own, "use_cache": True}
         own |= {name: copy.deepcopy(own[name]) for name in CACHES if own.get(name) is not None}
         if not self.goes_on:
-            handed(getattr(self.view, PREFILL), input_ids, config, own)
+            reached_by(getattr(self.view, PREFILL), input_ids, config, own)
             return
         most = MaxLengthCriteria(input_ids.shape[1] + NUM_COMPARED)
         parts = LogitsProcessorList(), StoppingCriteriaList([most]), config

@@ -180,7 +180,7 @@ def rows_of(
     activated = repeat(0) if activated is None else activated.tolist()
     each = zip(prompts, texts, offsets, adapters, activated, inputs, strict=False)
     rows = [RowText([*p, *t], len(p), *own) for p, t, *own in each]
-    return [*map(_with_source, rows)] if request.source is not None else rows
+    return [*map(_with_source, rows)] if hasattr(request.row_inputs, "source") else rows
 
 
 def _with_source(row: RowText) -> RowText:
