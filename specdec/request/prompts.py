@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-INTEGERS = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
+_INTEGERS = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
 
 
 def read_batch(
@@ -41,7 +41,7 @@ def check_ids(input_ids: Tensor) -> None:
     """Raises `TypeError` or `ValueError` for what is no batch `[B, T]` of token ids."""
     is_batch = isinstance(input_ids, Tensor) and input_ids.dim() == 2
     is_full = is_batch and input_ids.numel() > 0 and not input_ids.is_meta
-    if not is_full or input_ids.dtype not in INTEGERS:
+    if not is_full or input_ids.dtype not in _INTEGERS:
         from specdec.request.refusals import refuse_ids
 
-        refuse_ids(input_ids)
+        refuse_ids(input_ids, _INTEGERS)

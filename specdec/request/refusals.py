@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
 from specdec.arguments import check_tensor, name_of, shown
 from specdec.hf.positions import cause_of_limit
 from specdec.request.hints import for_prompt
-from specdec.request.prompts import INTEGERS
 from specdec.request.warpers import WARPERS
 
 
-def refuse_ids(input_ids: Any) -> NoReturn:
+def refuse_ids(input_ids: Any, dtypes: Sequence[torch.dtype]) -> NoReturn:
     """Raises an error for what is no batch of token ids."""
     if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
         expected = "input_ids must be a tensor [B, T] of token ids"
         kind = ValueError if isinstance(input_ids, Tensor) else TypeError
         raise kind(f"{expected}, got {shown(input_ids)}{for_prompt(input_ids)}")
-    check_tensor("input_ids", input_ids, (None, None), INTEGERS)
+    check_tensor("input_ids", input_ids, (None, None), dtypes)
     if input_ids.is_meta:
         raise ValueError("input_ids are on the meta device, where no tensor has values")
     raise ValueError(
