@@ -23,10 +23,10 @@ from specdec.request.keywords import OURS, OUTPUTS, GenerateOptions
 from specdec.request.options import (
     checked_options,
     ends_among,
-    resolve,
     sampling_of,
 )
 from specdec.request.prompts import check_ids, read_batch
+from specdec.request.remembered import resolve_once
 from specdec.request.sampling import Sampling
 from specdec.request.warpers import split_warpers
 from specdec.samplers.logits_filter import LogitsFilter
@@ -149,7 +149,7 @@ def read_request(
 
         own["row_inputs"], beside = with_rows(own["row_inputs"], beside)
     ids = input_ids if beside is None else beside.ids(target, input_ids)
-    *asked, of_rows, alone = resolve(target, ids, given)
+    *asked, of_rows, alone = resolve_once(target, ids, given)
     passed = [name_of(processor) for processor in given.get("logits_processor", ())]
     request = request_of(
         *(target, input_ids, attention_mask, *asked),

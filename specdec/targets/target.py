@@ -70,6 +70,7 @@ class SlotModel:
         feature_layers: hidden states `0..L` or `"final"`, the hidden states that `forward` returns.
         layers: decoder layers that run, by index; `None` for all.
         hooks: dictionaries of hooks that were not empty when the model was tried, and copies.
+        resolved: options of earlier calls, and what HF made of them (`resolve_once`).
         tried_windows: of calls, where `runs_users_code`; see `try_call`.
         num_handles: how many hooks torch had registered in this process then: where there were none
             in the model and this number is the same, there are none now.
@@ -116,6 +117,7 @@ class SlotModel:
         self.route: Route = route
         self._tried_prompts: set[tuple[frozenset[str], frozenset[str]]] = set()  # by kinds
         self.tried_windows: set[tuple] = set()
+        self.resolved: list[Any] = []
         self._uncut = 0, ""  # bytes and note of the prompts that took the most
         vars(self).pop("_prompt_views", None)
         if vars(self).pop("_views", None):
@@ -186,12 +188,12 @@ class SlotModel:
         return (*self.route.notes.values(), *own, *filter(None, [self._uncut[1]]))
 
     def __getstate__(self) -> dict:
-        left_out = "_views", "_prompt_views", "_surface", "hooks"
+        left_out = "_views", "_prompt_views", "_surface", "hooks", "resolved"
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(
-            state, _surface=None, hooks=[]
+            state, _surface=None, hooks=[], resolved=[]
         )  # a copied function still calls the first model
 
     @property

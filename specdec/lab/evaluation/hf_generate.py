@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer
 from specdec.drafters import NoDrafter
-from specdec.request.options import neutral, with_config
+from specdec.request.resolve import neutral, with_config
 from specdec.results import RowStep
 from specdec.samplers import RejectionSampler
 from specdec.settings import settings_of
