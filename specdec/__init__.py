@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from specdec.lab.evaluation.evaluation import Evaluation
     from specdec.request import GenerateOptions
     from specdec.request.grammar import GrammarProcessor
-    from specdec.results import GenerationResult, SpeculationStats
+    from specdec.results import GenerationResult
     from specdec.samplers.base import Sampler
     from specdec.samplers.block import BlockSampler
     from specdec.samplers.coupling import CouplingSampler
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from specdec.samplers.lossy import EnsembleSampler, TypicalSampler
     from specdec.samplers.noise import Drawing, Noise, StepNoise, Stream
     from specdec.samplers.rejection import RejectionSampler
+    from specdec.statistics import SpeculationStats
     from specdec.targets import Target
     from specdec.types import Context, Draft, Verdict, Verified
 
@@ -116,7 +117,7 @@ _HOMES = {
     "lab.evaluation": "Evaluation evaluate",
     "request": "GenerateOptions",
     "request.grammar": "GrammarProcessor",
-    "results": "GenerationResult SpeculationStats",
+    "results": "GenerationResult",
     "samplers.base": "Sampler",
     "samplers.block": "BlockSampler",
     "samplers.coupling": "CouplingSampler",
@@ -124,6 +125,7 @@ _HOMES = {
     "samplers.noise": "Drawing Noise StepNoise Stream",
     "samplers.rejection": "RejectionSampler",
     "samplers.logits_filter": "LogitsFilter",
+    "statistics": "SpeculationStats",
     "targets": "Target",
     "types": "Context Draft Verdict Verified",
 }

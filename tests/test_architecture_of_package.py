@@ -17,7 +17,8 @@ PACKAGE = Path(specdec.__file__).parent
 FLOORS = {
     **dict.fromkeys(["arguments", "atomic", "torch_names", "hf", "processes"], 1),
     **dict.fromkeys(["settings", "types", "graphs"], 1),
-    **dict.fromkeys(["jsonl", "results", "lab.trace", "lab.show"], 2),
+    **dict.fromkeys(["jsonl", "row_step", "statistics", "results"], 2),
+    **dict.fromkeys(["lab.trace", "lab.show"], 2),
     **dict.fromkeys(["kernels", "slots", "targets"], 3),
     "samplers": 4,
     "request": 5,

@@ -14,7 +14,7 @@ from specdec.loop.outcome import Outcome
 from specdec.loop.prefill import prefill, prefill_chunk, prefill_inputs
 from specdec.loop.state import StepState
 from specdec.loop.step import step
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 
 
 class ReplayMismatchError(RuntimeError):

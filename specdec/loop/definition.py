@@ -6,7 +6,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from specdec.drafters.base import Drafter
 from specdec.hf.forward import cache_argument
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 from specdec.samplers import LogitsFilter, Sampler
 from specdec.types import Context, TargetOutput, Verified
 

@@ -28,7 +28,7 @@ from specdec.loop.state import Signature, bucket_of_rows
 from specdec.loop.storage import STORAGE_MULTIPLE
 from specdec.processes import agreed
 from specdec.request.call import Request
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 from specdec.samplers import Sampler, draw_by_race
 
 MsByLength = Mapping[int, Sequence[float]]

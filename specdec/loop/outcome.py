@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from specdec.graphs.tree import map_tensors
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 from specdec.types import Draft, Verdict
 
 SUM_TOLERANCE = 1e-3

@@ -25,7 +25,8 @@ from specdec.lab.evaluation.intervals import (
 )
 from specdec.lab.evaluation.run_file import EvaluatedBatch, EvaluatedRow, RunFile
 from specdec.lab.show.table import Table, Tabular
-from specdec.results import RowStep, SpeculationStats
+from specdec.row_step import RowStep
+from specdec.statistics import SpeculationStats
 from specdec.settings import called, differences
 
 SPEED_UNIT = "separate batch"

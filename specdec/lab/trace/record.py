@@ -18,7 +18,7 @@ from specdec.atomic import replacing, write_text
 from specdec.jsonl import naming_line, read_lines
 from specdec.lab.show.table import need
 from specdec.lab.trace.page import page_of
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 from specdec.types import depths_of
 
 _FORMAT = "specdec.trace/2"
