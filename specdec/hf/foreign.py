@@ -11,15 +11,15 @@ from functools import partial
 from transformers import PreTrainedModel
 
 from specdec.graphs.tree import modules_of
-from specdec.hf.forward import (
+from specdec.hf.generation import SAMPLE
+from specdec.hf.lookups import (
     attention_functions,
     attention_homes,
     attention_names,
     code_of,
     mask_functions,
 )
-from specdec.hf.generation import SAMPLE
-from specdec.torch_names import hooks_of, hooks_of_all_modules
+from specdec.torch_names import HOOKS_OF_ALL_MODULES, hooks_of
 
 
 def foreign_attention(model: PreTrainedModel) -> str | None:
@@ -65,7 +65,7 @@ def has_own_code(model: PreTrainedModel) -> bool:
     place of forwards, classes, methods and functions of somebody else's.
     """
     modules = modules_of(model)
-    running = [hook for table in hooks_of_all_modules() for hook in table.values()]
+    running = [hook for table in HOOKS_OF_ALL_MODULES for hook in table.values()]
     running += [*code_of(modules), *(getattr(model, name, None) for name in GENERATING)]
     for module in modules:
         running += (hook for table in hooks_of(module) for hook in table.values())

@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,27 +16,17 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from specdec.arguments import check_choice, check_integer
 from specdec.graphs.tree import modules_of, weight_addresses
-from specdec.hf.forward import device_of, is_prefix_lm
+from specdec.hf.forward import device_of
 from specdec.hf.layers import decoder_layers
-from specdec.hf.positions import position_limit
 from specdec.slots.cache import LAST, Chunk, SlotCache
 from specdec.slots.room import check_room
 from specdec.targets.edits.edit import Edit, check_edits, name_of
-from specdec.targets.edits.layers import only_layers
-from specdec.targets.families import asked
-from specdec.targets.features import check_layers
 from specdec.targets.forward import Views, forward, open_window
 from specdec.targets.route import Route
 from specdec.targets.views import open_views
-from specdec.targets.watch import (
-    Surface,
-    hooks_of,
-    refuse_adapters_by_row,
-    structure,
-    without_activation,
-)
-from specdec.targets.wrappers import unwrap
-from specdec.types import Draft, FeatureLayer, Queries, TargetOutput
+from specdec.targets.watch import Surface, hooks_of, structure
+from specdec.torch_names import pre_hooks_of
+from specdec.types import Draft, FeatureLayer, TargetOutput
 
 if TYPE_CHECKING:
     from specdec.targets.prompt_inputs import PromptChunk, PromptInputs
@@ -82,6 +71,8 @@ class SlotModel:
     """
 
     def __init__(self, model: nn.Module, *, fuse: bool | None = False, edits: Sequence[Edit] = ()):
+        from specdec.targets.wrappers import unwrap
+
         self.model, self._fuse, self.edits = unwrap(model), fuse, check_edits(edits)
         self.outer = model
         self.feature_layers: tuple[FeatureLayer, ...] = ()
@@ -98,18 +89,18 @@ class SlotModel:
         Raises:
             ValueError: the model can no longer be decoded. Nothing has been changed then.
         """
-        from specdec.targets.trial.whole import refuse_model, try_model  # once per model
+        from specdec.hf.positions import position_limit
+        from specdec.targets.families import row_inputs_of
+        from specdec.targets.trial.whole import try_model  # once per model
 
         model = self.model
-        refuse_model(model)
         own = {"fuse": self._fuse, "edits": self.edits, "num_tokens": num_tokens}
-        route, fault = try_model(self.outer, model, self.decoder_of_text, **own)
-        self.fault_of_generate = fault
+        route, self.fault_of_generate = try_model(self.outer, model, **own)
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
         self.max_positions = position_limit(self.config)
         self._structure, self._surface = structure(model), Surface(model)
-        self.own_inputs: tuple[str, ...] = tuple(chain(*asked(model, "inputs_of")))
+        self.own_inputs = row_inputs_of(model)
         self.reads_source = hasattr(model, "reads_source")
         self.num_handles, self.hooks = RemovableHandle.next_id, hooks_of(modules_of(model))
         self._dtype = model.dtype
@@ -124,11 +115,7 @@ class SlotModel:
     @cached_property
     def _views(self) -> Views:
         """Opened with the first cache: later may be inside of a guard or a capture."""
-        edits = self.edits
-        if self.layers is not None:
-            part = only_layers(self.layers, returns_tuples=self.route.returns_tuples)
-            edits = (*edits, part)
-        return open_views(self.model, self.route, self.feature_layers, edits)
+        return open_views(self.model, self.route, self.feature_layers, self.edits, self.layers)
 
     @property
     def step_view(self) -> PreTrainedModel:
@@ -140,21 +127,8 @@ class SlotModel:
         """Views that read prompts which are more than ids; no other call enters them."""
         from specdec.targets.edits.prompts import edit_prompts
 
-        views = self._views
-        edits = (*self.edits, edit_prompts)
-        if self.layers is not None:
-            part = only_layers(self.layers, returns_tuples=self.route.returns_tuples)
-            edits = (*edits, part)
-        return open_views(self.model, views.route, self.feature_layers, edits)
-
-    @property
-    def decoder_of_text(self) -> PreTrainedModel:
-        """What is tried: the model, and of a prefix LM a view that reads text token after token."""
-        if not is_prefix_lm(self.model):
-            return self.model
-        from specdec.targets.reading import read_causally
-
-        return read_causally(self.model)
+        route, edits = self._views.route, (*self.edits, edit_prompts)
+        return open_views(self.model, route, self.feature_layers, edits, self.layers)
 
     @property
     def runs_users_code(self) -> bool:
@@ -174,8 +148,7 @@ class SlotModel:
     @property
     def why_reading_waits(self) -> str | None:
         """Why a forward of a prompt chunk makes the host wait; `None` if it does not."""
-        reasons = (edit.why_not_in_chunks for edit in self.route.edits)
-        return next((reason for reason in reasons if reason), None)
+        return self.route.why_reading_waits
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -190,9 +163,8 @@ class SlotModel:
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict) -> None:
-        vars(self).update(
-            state, _surface=None, hooks=[]
-        )  # a copied function still calls the first model
+        # A copied function still calls the first model.
+        vars(self).update(state, _surface=None, hooks=[])
 
     @property
     def device(self) -> torch.device:
@@ -242,17 +214,21 @@ class SlotModel:
         if change:
             raise ValueError(f"{name} {change}; {advice}")
         if torch.is_autocast_enabled(self.device.type):
-            raise ValueError(
-                "generation does not run under torch.autocast, which changes data types inside the "
-                "model; load it in the data type that you want and leave the autocast block"
-            )
+            from specdec.targets.wrappers import refuse_autocast
+
+            refuse_autocast()
         if self.model.training:
             from specdec.targets.wrappers import refuse_training
 
             refuse_training(self.model)
-        refuse_adapters_by_row(modules)
+        if any(map(pre_hooks_of, modules)):
+            from specdec.targets.activation import refuse_adapters_by_row
+
+            refuse_adapters_by_row(modules)
         is_long = self.route.num_tried and self._is_longer_than_tried(num_tokens)
         if self._surface is None or is_long or self._surface.has_changed(self.model):
+            from specdec.targets.activation import without_activation
+
             with without_activation(modules):
                 self.refresh(num_tokens=max(num_tokens, self.route.num_tried // 2))
 
@@ -282,22 +258,13 @@ class SlotModel:
         """Raises `ValueError` for a model that takes chains only, since its forward over a tree is
         not the plain forward of each path.
         """
-        if fault := self.route.fault_of_trees:
-            raise ValueError(
-                f"{type(self.model).__name__} cannot read the window of a tree ({fault}); use a "
-                "drafter of chains (tree=None)"
-            )
+        self.route.check_trees(type(self.model).__name__)
 
     def check_reads_ahead(self) -> None:
         """Raises `ValueError` for a model that cannot be run behind the text for a drafter, since
         some of its layers keep a state that every token changes.
         """
-        if self.is_recurrent:
-            names = ", ".join(list(self.route.mixers)[:3])
-            raise ValueError(
-                f"{type(self.model).__name__} keeps a recurrent state ({names}), which no drafter "
-                "can read ahead from; use a drafter with reads_target = False"
-            )
+        self.route.check_reads_ahead(type(self.model).__name__)
 
     def init_cache(
         self,
@@ -401,23 +368,10 @@ class Target(SlotModel):
         return other
 
     def _checked(self, feature_layers: Sequence[FeatureLayer]) -> tuple[FeatureLayer, ...]:
-        """These as a tuple; raises `ValueError` for those that do not exist, also where a hidden
-        state is not one vector, or the keys of a layer are not all that its queries read.
-        """
-        layers, name = check_layers(feature_layers, self.num_layers), type(self.model).__name__
-        if self.route.has_streams and (some := [i for i in layers if isinstance(i, int)]):
-            raise ValueError(
-                f"{name} hands on several streams of hidden states, so that hidden state {some[0]} "
-                "is not one vector of each token; use 'final', what its vocabulary head reads"
-            )
-        compressed = {place.layer for place in self.route.compressors}
-        queries = (one.layer for one in layers if isinstance(one, Queries))
-        if some := [i for i in queries if i in compressed]:
-            raise ValueError(
-                f"queries of layer {some[0]} of {name} read entries of several tokens beside keys, "
-                "so they are no feature; use 'final'"
-            )
-        return layers
+        """These as a tuple; raises `ValueError` for those that do not exist."""
+        from specdec.targets.features import check_layers
+
+        return check_layers(feature_layers, self.model, self.route)
 
     def part(self, layers: Sequence[int]) -> Target:
         """A target that runs some of the decoder layers, then the final norm and the vocabulary
@@ -430,13 +384,9 @@ class Target(SlotModel):
             ValueError: a layer that does not exist, or some are to be left out of a model with
                 recurrent ones.
         """
-        for layer in layers:
-            check_integer("layers", layer, 0, self.num_layers - 1)
-        if self.is_recurrent and len({*layers}) < self.num_layers:
-            raise ValueError(
-                f"no layers of {type(self.model).__name__} can be left out: its recurrent layers "
-                "remember one window together; run all of them (layers=None)"
-            )
+        from specdec.targets.edits.layers import check_part
+
+        check_part(layers, self.model, self.route)
         other = copy.copy(self)
         other.layers = tuple(layers)
         _ = other._views  # no cache is asked of a part, and a step is no time to open them
@@ -462,10 +412,8 @@ class Target(SlotModel):
         """
         from specdec.targets.edits.adapters import activation
 
-        prompts = [row[:n] for row, n in zip(tokens.tolist(), lengths, strict=True)]
-        return {**activation(self.outer, self.model, prompts), **(given or {})}
+        return {**activation(self.outer, self.model, tokens, lengths), **(given or {})}
 
-    @torch.inference_mode()
     def adapter_indices(self, names: Sequence[str]) -> list[int]:
         """Numbers of the rows' adapters, for `SlotCache.row_inputs`, from PEFT's names,
         `"__base__"` for none.
@@ -475,14 +423,9 @@ class Target(SlotModel):
             ValueError: no such adapter, or layers that cannot have one for each row: others than
                 plain LoRA, or such that do not get the tokens by rows, as a forward shows.
         """
-        from specdec.targets.edits.adapters import adapter_indices
+        from specdec.targets.edits.adapters import tried_indices
 
-        found = adapter_indices(self.model, names)
-        rows = torch.zeros(3, dtype=torch.long, device=self.device)
-        cache, draft = self.init_cache(3, 2), Draft(rows[:, None])
-        cache.row_inputs = {"adapter": rows, "prompt_end": rows}
-        self.verify(cache, rows, rows, draft)
-        return found
+        return tried_indices(self, names)
 
     @property
     def layer_windows(self) -> Mapping[int, int | Chunk | None]:
@@ -498,12 +441,9 @@ class Target(SlotModel):
 
     def feature_widths(self, layers: Sequence[FeatureLayer]) -> list[int]:
         """Width of each of these features."""
-        return [
-            self.config.num_attention_heads * self.route.shapes[layer.layer].key_width
-            if isinstance(layer, Queries)
-            else self.config.hidden_size
-            for layer in layers
-        ]
+        from specdec.targets.features import widths
+
+        return widths(layers, self.config, self.route)
 
     def prefill(
         self,

@@ -22,7 +22,7 @@ from transformers.models.llama import modeling_llama
 
 from specdec import PromptLookupDrafter, SpeculativeGenerator, Target
 from specdec.hf.foreign import has_own_code
-from specdec.hf.forward import code_of
+from specdec.hf.lookups import code_of
 from specdec.targets.edits import own_attention
 
 WINDOWS = [5, 12, 30, 70, 255]

@@ -26,8 +26,8 @@ from specdec.lab.evaluation.intervals import (
 from specdec.lab.evaluation.run_file import EvaluatedBatch, EvaluatedRow, RunFile
 from specdec.lab.show.table import Table, Tabular
 from specdec.row_step import RowStep
-from specdec.statistics import SpeculationStats
 from specdec.settings import called, differences
+from specdec.statistics import SpeculationStats
 
 SPEED_UNIT = "separate batch"
 """What intervals of speed resample: `Evaluation.separate_batches`."""
