@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from specdec.drafters.source_lookup import SourceLookupDrafter
     from specdec.drafters.suffix import SuffixDrafter
     from specdec.drafters.tree import Tree
+    from specdec.drafters.verified import Verified
     from specdec.drafters.visible import Recent, Sinks, TopSlots
     from specdec.drafters.wrapped import WrappedDrafter
     from specdec.generator import SpeculativeGenerator
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from specdec.samplers.rejection import RejectionSampler
     from specdec.statistics import SpeculationStats
     from specdec.targets import Target
-    from specdec.types import Context, Draft, Verdict, Verified
+    from specdec.types import Context, Draft, Verdict
 
 __version__ = "0.1.0"
 """Of this package: pyproject.toml reads it here."""
@@ -110,6 +111,7 @@ _HOMES = {
     "drafters.source_lookup": "SourceLookupDrafter",
     "drafters.suffix": "SuffixDrafter",
     "drafters.tree": "Tree",
+    "drafters.verified": "Verified",
     "drafters.visible": "Recent Sinks TopSlots",
     "drafters.wrapped": "WrappedDrafter",
     "generator": "SpeculativeGenerator",
@@ -127,7 +129,7 @@ _HOMES = {
     "samplers.logits_filter": "LogitsFilter",
     "statistics": "SpeculationStats",
     "targets": "Target",
-    "types": "Context Draft Verdict Verified",
+    "types": "Context Draft Verdict",
 }
 """Modules that define the names, as type checkers see them above."""
 

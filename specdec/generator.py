@@ -37,7 +37,7 @@ from specdec.request.keywords import with_options
 from specdec.results import GenerationResult
 from specdec.samplers import Sampler
 from specdec.targets import Target
-from specdec.targets.target import SlotModel
+from specdec.targets.slot_model import SlotModel
 
 if TYPE_CHECKING:
     from specdec.lab.trace import Trace

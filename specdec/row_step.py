@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specdec.arguments import check_integer
-from specdec.types import depths_of
+from specdec.tree_shape import depths_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from specdec.arguments import check_integer
 from specdec.drafters.tree import Tree
+from specdec.drafters.verified import Verified
 from specdec.samplers.noise import Drawing
 from specdec.settings import settings_of
-from specdec.types import Context, Draft, FeatureLayer, Verified
+from specdec.types import Context, Draft, FeatureLayer
 
 if TYPE_CHECKING:
     from specdec.request.source import Source

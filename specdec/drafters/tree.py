@@ -19,7 +19,8 @@ from torch import Tensor
 from specdec.arguments import check_integer, check_number, shown
 from specdec.drafters.proposal import Proposal, edited
 from specdec.samplers.noise import Drawing, DrawRule
-from specdec.types import Draft, depths_of
+from specdec.tree_shape import depths_of
+from specdec.types import Draft
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import name_of, shown
+from specdec.drafters.verified import Verified
 from specdec.loop.outcome import Outcome
 from specdec.loop.state import Parts, StepState
 from specdec.samplers.base import Sampler
 from specdec.samplers.noise import StepNoise
 from specdec.targets.text import refuse_unread_target
-from specdec.types import PAD_TOKEN, Draft, TargetOutput, Verdict, Verified
+from specdec.types import PAD_TOKEN, Draft, TargetOutput, Verdict
 
 Stepper = Callable[[StepState, int], Outcome]
 """(state, tokens to draft) -> outcome: one step for every row. `step` of some parts is one, and

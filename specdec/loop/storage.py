@@ -23,7 +23,7 @@ from specdec.request.call import Request
 from specdec.samplers import LogitsFilter
 from specdec.slots.room import memory_bytes
 from specdec.targets import Target
-from specdec.targets.target import SlotModel
+from specdec.targets.slot_model import SlotModel
 from specdec.torch_names import parameters_of
 
 if TYPE_CHECKING:

@@ -4,31 +4,36 @@ A committed token at position p of its row lives in slot p. Rows therefore start
 the padding of the input was, a row forgets by shortening its length, and ragged acceptance is the
 normal case. Slots at or beyond a row's length hold garbage that the attention mask hides until it
 is overwritten; within a row nothing is zeroed, and nothing moves but the accepted path of a tree
-(`follow`). The cache does not know the rows'
-lengths: the slots of a window's tokens are arguments of the window.
+(`follow`). The cache does not know the rows' lengths: the slots of a window's tokens are arguments
+of the window.
 
 Legend: B rows, N tokens of a window, S slots.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from specdec.graphs.tree import shared, tables
-from specdec.kernels import write_slots
-from specdec.kernels.slots.reference import writes_slots
+from specdec.slots.layout import (
+    Indexer,
+    KeyValueShape,
+    Places,
+    Stored,
+    allocate,
+    by_layer,
+    lines_and_heads,
+    row_starts,
+)
+from specdec.slots.window import Window
 
-LAST = "last_embedding"
-"""Name of the row input that holds the embedding of a prompt's last token, where it is not that of
-its id."""
 SLOT_MULTIPLE = 16
 """Numbers of slots are multiples of this, so that every row of a mask starts at an address that
 every attention backend can read (cuDNN's needs 16 bytes, in half precision 8 slots).
@@ -43,156 +48,6 @@ def round_up(count: int) -> int:
         (16, 16, 32)
     """
     return -(-count // SLOT_MULTIPLE) * SLOT_MULTIPLE
-
-
-class KeyValueShape(NamedTuple):
-    """What one layer stores of one token."""
-
-    num_heads: int
-    key_width: int
-    value_width: int
-    dtype: torch.dtype
-    device: torch.device
-
-
-class Indexer(NamedTuple):
-    """In place of a layer's index: the keys of its indexer, one head of them, without values."""
-
-    layer: int
-
-
-class Compressor(NamedTuple):
-    """In place of a layer's index: what one of its compressors reads of a token; or its entries,
-    each in the slot of its last token. One head of them, without values.
-    """
-
-    layer: int
-    name: str  # HF's
-    rate: int  # tokens of an entry
-    is_entries: bool = False
-
-
-Stored = int | Indexer | Compressor
-"""What a table of a cache is of: keys and values of a layer, by its index, or something else."""
-
-
-class Chunk(NamedTuple):
-    """In place of a layer's sliding window: a query sees keys of its own chunk of `size` positions,
-    which begin at multiples of it (Llama 4).
-    """
-
-    size: int
-
-
-class Window:
-    """The tokens of one forward: where each is stored, where it stands, and what it sees.
-
-    A slot is an index in the storage, a position one in the text. Committed tokens have
-    slot = position, and so has a chain of draft tokens. Nodes of a tree are stored one after the
-    other, and nodes of one depth share a position. What a model is told is `text_positions`: a row
-    may carry an offset. What sees what is a matter of slots, and of positions without it.
-
-    Args:
-        slots: `[B, N]` int64; the cache's padding slot for a token to forget.
-        num_attended: W, how many slots the forward attends over, a multiple of `SLOT_MULTIPLE`.
-        positions: `[B, N]` int64; `None` for those of a chain, `slots`. Positions of their own are
-            those of tokens in consecutive slots.
-        visible: bool that broadcasts to `[B, n, m]`, over the n tokens of the window that have
-            queries, its last, and the last m >= n slots that are in use with it. Entry (i, j) is
-            whether token i sees slot `first + j`, where `first` is m - n before the smallest slot
-            of a row's queries: the ancestors of a node and itself, or a block that sees itself in
-            both directions. Slots before `first` are seen by all. `None` is causal.
-        layer_windows: sliding window of each attention layer by its index, in positions, or its
-            `Chunk`; `None` for full attention, also of layers that are left out.
-        query_layers: layers whose queries are wanted as features.
-        row_inputs: `[B, ...]` by name, those of the cache; see `SlotCache`.
-        logits_to_keep: logits of the last so many tokens are computed; 0 for all of them; `None`
-            where nobody reads them: as few as the model can.
-        is_chunk: of a prompt: many tokens, all of which are kept.
-        memory: what recurrent layers remember of the rows; `None` where there are none.
-        has_kernels: attention over the window may be `ragged_attention`.
-        prompt: what the text decoder reads in place of token ids, a chunk of `PromptInputs`.
-
-    Attributes:
-        masks: additive masks of this forward, made on first use (attention.py).
-        features: hidden states of this forward by feature layer, where they are wanted.
-    """
-
-    def __init__(
-        self,
-        slots: Tensor,
-        num_attended: int,
-        *,
-        positions: Tensor | None = None,
-        visible: Tensor | None = None,
-        layer_windows: Mapping[int, int | Chunk | None] | None = None,
-        query_layers: Collection[int] = (),
-        row_inputs: Mapping[str, Tensor] | None = None,
-        logits_to_keep: int | None = 0,
-        is_chunk: bool = False,
-        memory: Any = None,
-        has_kernels: bool = False,
-        prompt: Any = None,
-    ):
-        self.prompt = prompt
-        self.slots, self.num_attended = slots, num_attended
-        self.positions, self.visible, self.row_inputs = positions, visible, row_inputs or {}
-        self.layer_windows, self.has_kernels = layer_windows or {}, has_kernels
-        self.query_layers = query_layers
-        self.logits_to_keep, self.is_chunk, self.memory = logits_to_keep, is_chunk, memory
-        self.masks: dict[tuple, Tensor] = {}
-        self.features: dict[Any, Tensor] = {}
-        self.flat_slots: Tensor | None = None  # in a list of the slots of all rows
-        self._elsewhere: dict[torch.device, Window] = {}
-
-    @property
-    def text_positions(self) -> Tensor:
-        """`[B, N]`, where each token stands in its text, for a model."""
-        positions = self.slots if self.positions is None else self.positions
-        offset = self.row_inputs.get("position_offset")
-        return positions if offset is None else positions + offset[:, None]
-
-    def positions_below(self, limit: int | None, padding_slot: int) -> Tensor:
-        """The same for a model of so many positions. Tokens at or beyond the last one will be
-        forgotten: those in the padding slot, and what a row drafts beyond its last token.
-        """
-        positions = self.text_positions
-        has_offset = "position_offset" in self.row_inputs
-        fits = limit is None or (padding_slot < limit and not has_offset)
-        return positions if fits else positions.clamp(max=limit - 1)
-
-    @property
-    def has_own_masks(self) -> bool:
-        """Its prompt says what each token sees, and not the slots."""
-        return self.prompt is not None and not self.prompt.is_causal
-
-    @property
-    def since_prompt(self) -> Tensor:
-        """`[B, N]`, how many positions after the last token of its row's prompt each token stands:
-        0 for that token, from which the first new one is predicted, and below 0 before it.
-
-        Raises:
-            ValueError: nobody said where prompts end.
-        """
-        if "prompt_end" not in self.row_inputs:
-            raise ValueError(
-                "a window has no row_inputs['prompt_end'], the position of the last token of each "
-                "row's prompt; in a loop of your own, set cache.row_inputs['prompt_end']"
-            )
-        return self.text_positions - self.row_inputs["prompt_end"][:, None]
-
-    def on(self, device: torch.device) -> Window:
-        """The window with its tensors on a device, that of some layers, copied there once."""
-        if device == self.slots.device:
-            return self
-        if device not in self._elsewhere:
-            other = self._elsewhere[device] = copy.copy(self)
-            for name in ("slots", "positions", "visible"):
-                tensor = getattr(self, name)
-                setattr(other, name, None if tensor is None else tensor.to(device))
-            other.row_inputs = {name: own.to(device) for name, own in self.row_inputs.items()}
-            other.masks, other.flat_slots = {}, None
-        return self._elsewhere[device]
 
 
 def has_kernels(devices: Iterable[torch.device]) -> bool:
@@ -239,7 +94,7 @@ class SlotCache(Cache):
     row_inputs: dict[str, Tensor]
     num_slots: int = shared()
     extra_slots: int | None = shared()
-    _places: dict[tuple, list[tuple[str, int]]] = shared()  # what is where in each store
+    _places: Places = shared()
 
     def __init__(
         self,
@@ -250,14 +105,8 @@ class SlotCache(Cache):
         extra_slots: int | None = None,
     ):
         self.extra_slots, self.row_inputs = extra_slots, {}
-        self.num_slots, self._places = round_up(num_slots), {}
-        for layer, (heads, key_width, value_width, *where) in shapes.items():
-            self._places.setdefault((heads, key_width, *where), []).append(("keys", layer))
-            self._places.setdefault((heads, value_width, *where), []).append(("values", layer))
-        length, self.stores = self.num_slots + 1, []
-        for (heads, width, dtype, device), names in self._places.items():
-            shape = len(names), batch_size, length, heads, width
-            self.stores.append(torch.zeros(shape, dtype=dtype, device=device).transpose(0, 1))
+        self.num_slots = round_up(num_slots)
+        self._places, self.stores = allocate(batch_size, self.num_slots, shapes)
         self.__post_init__()
 
     def __post_init__(self):
@@ -268,19 +117,12 @@ class SlotCache(Cache):
         self.padding_slot, self.window = self.num_slots, None
         self.in_use = self.num_slots
         self.num_rows = next((len(table) for table in tables(self).values()), 0)
-        self.row_starts = {}  # of the rows in a flat list of slots, by device
-        self.keys, self.values, self._views = {}, {}, {}
-        for store, names in zip(self.stores, self._places.values(), strict=True):
-            if store.device not in self.row_starts:
-                rows = torch.arange(self.num_rows, device=store.device)
-                self.row_starts[store.device] = rows[:, None] * (self.num_slots + 1)
-            for place, (kind, layer) in enumerate(names):
-                getattr(self, kind)[layer] = store[:, place].detach()
+        self.row_starts = row_starts(self.stores)
+        self.keys, self.values = by_layer(self._places, self.stores)
         self.has_kernels = has_kernels(self.row_starts)
-        for layer in self.keys:
-            storage = self.keys[layer], self.values[layer]
-            lines = (buffer.flatten(0, 1) for buffer in storage)
-            self._views[layer] = *lines, *(buffer.transpose(1, 2) for buffer in storage)
+        self._views = {
+            layer: lines_and_heads(keys, self.values[layer]) for layer, keys in self.keys.items()
+        }
 
     def open_window(self, slots: Tensor, *, is_chunk: bool = False, **options: Any) -> Window:
         """Names the slots of the next forward; called before each one.
@@ -315,13 +157,9 @@ class SlotCache(Cache):
             path: `[B, D + 1]` rows of the window, 0 and then the accepted nodes, in ascending
                 order; after them anything in the window.
         """
-        sources = start[:, None] + path[:, 1:]
-        targets = start[:, None] + torch.arange(1, path.shape[1], device=path.device)
-        for store in self.stores:
-            lines = store.transpose(0, 1).flatten(1, 2)  # [n, B (S + 1), heads, width]
-            starts = self.row_starts[store.device]
-            here, there = ((s.to(store.device) + starts).flatten() for s in (sources, targets))
-            lines.index_copy_(1, there, lines.index_select(1, here))
+        from specdec.slots.path import follow
+
+        follow(self.stores, self.row_starts, start, path)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
         """HF's entry: writes `[B, heads, N, width]` states at the window's slots, returns
@@ -333,6 +171,8 @@ class SlotCache(Cache):
         window, attended = self.window, self.window.num_attended
         if window.slots.device != keys.device:
             window = window.on(keys.device)
+        if self.has_kernels:
+            from specdec.kernels.slots.reference import write_slots, writes_slots
         if self.has_kernels and writes_slots(key_states, keys):
             storage = self.keys[layer_idx], self.values[layer_idx]
             write_slots(*storage, key_states, value_states, window.slots)

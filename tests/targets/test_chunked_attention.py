@@ -22,9 +22,8 @@ from specdec.kernels.attention import triton
 from specdec.kernels.types import CAUSAL
 from specdec.slots import attention, visible
 from specdec.slots.attention import window_mask
-from specdec.slots.cache import Chunk, Window
-from specdec.targets import attention as hf_attention
-from specdec.targets import discovery
+from specdec.slots.window import Chunk, Window
+from specdec.targets import discovery, queries
 from specdec.targets.attention import ATTENTION, slot_attention
 from specdec.targets.trial.probe import HFMask
 
@@ -192,7 +191,7 @@ def test_the_self_test_finds_a_wrong_chunk(fault, dtype, monkeypatch):
     Target(model)
 
 
-TEMPERED = hf_attention._tempered
+TEMPERED = queries.tempered
 
 
 def of_the_first_row(module, query, window):
@@ -206,7 +205,7 @@ def by_slots(module, query, window):
 @pytest.mark.parametrize("fault", [of_the_first_row, lambda module, query, window: query])
 def test_the_self_test_finds_a_wrong_temperature(fault, monkeypatch):
     model = build("llama4", **TEMPERATURE)
-    monkeypatch.setattr(hf_attention, "_tempered", fault)
+    monkeypatch.setattr(queries, "tempered", fault)
     with pytest.raises(ValueError, match=r"layers\.3\.self_attn differs from its plain forward"):
         Target(model)
     monkeypatch.undo()
@@ -215,7 +214,7 @@ def test_the_self_test_finds_a_wrong_temperature(fault, monkeypatch):
 
 def test_a_temperature_by_slots_is_no_temperature_of_a_tree(monkeypatch):
     model = build("llama4", **TEMPERATURE)
-    monkeypatch.setattr(hf_attention, "_tempered", by_slots)
+    monkeypatch.setattr(queries, "tempered", by_slots)
     with pytest.raises(ValueError, match="cannot read the window of a tree"):
         Target(model).check_trees()
 

@@ -19,7 +19,7 @@ from specdec.jsonl import naming_line, read_lines
 from specdec.lab.show.table import need
 from specdec.lab.trace.page import page_of
 from specdec.row_step import RowStep
-from specdec.types import depths_of
+from specdec.tree_shape import depths_of
 
 _FORMAT = "specdec.trace/2"
 _SHOWN_ROWS = 8

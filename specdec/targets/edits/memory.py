@@ -26,7 +26,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.graphs.tree import shared
-from specdec.slots.cache import KeyValueShape, SlotCache, Stored, Window
+from specdec.slots.cache import SlotCache
+from specdec.slots.layout import KeyValueShape, Stored
+from specdec.slots.window import Window
 from specdec.targets.view import wrap_forward
 
 
