@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specdec.arguments import check_integer
-from specdec.tree_shape import depths_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +59,8 @@ class RowStep:
     @property
     def depth(self) -> int:
         """Tokens of the longest path."""
+        from specdec.tree_shape import depths_of
+
         return max(depths_of(self.parents))
 
     def children_of(self, node: int) -> list[int]:

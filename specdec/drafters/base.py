@@ -11,12 +11,12 @@ from torch import nn
 
 from specdec.arguments import check_integer
 from specdec.drafters.tree import Tree
-from specdec.drafters.verified import Verified
 from specdec.samplers.noise import Drawing
 from specdec.settings import settings_of
 from specdec.types import Context, Draft, FeatureLayer
 
 if TYPE_CHECKING:
+    from specdec.drafters.verified import Verified
     from specdec.targets.prompt_inputs import PromptInputs
     from specdec.targets.target import Target
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from specdec.arguments import check_integer, check_number, shown
 from specdec.drafters.proposal import Proposal, edited
 from specdec.samplers.noise import Drawing, DrawRule
-from specdec.tree_shape import depths_of
 from specdec.types import Draft
 
 
@@ -145,6 +144,8 @@ class Tree:
         return cls(*map(int, sizes))
 
     def _check_parents(self, parents: tuple[int, ...]) -> None:
+        from specdec.tree_shape import depths_of
+
         for node, parent in enumerate(parents):
             check_integer(f"Tree.parents of node {node}", parent, -1, node - 1)
         found = len(parents), max(depths_of(parents))

@@ -52,12 +52,16 @@ def home_of(function: object) -> str:
 
 TRUSTED = {
     *("transformers", "torch", "accelerate", "peft", "torchao", "bitsandbytes"),
-    *("huggingface_hub", "safetensors", "numpy", "packaging", "tqdm", "specdec"),
+    *("huggingface_hub", "safetensors", "numpy", "packaging", "tqdm"),
 }
 """Packages whose code in a model treats all tokens of a call alike, or is unsupported by its name;
 and those whose functions transformers' files import for other work.
 """
 KNOWN = TRUSTED | sys.stdlib_module_names
+OF_CAUSAL_DECODER = {"specdec.targets.source", "specdec.hf.encoders", "specdec.hf.forward"}
+"""The file of the class that an encoder-decoder is run by, and those that it imports functions of.
+All else of this library is somebody's own code where it stands in a model.
+"""
 
 
 def has_own_code(model: PreTrainedModel) -> bool:
@@ -83,7 +87,7 @@ def _is_trusted(code: object) -> bool:
         is_known = home_of(code.func).startswith(("accelerate.", "peft."))
     else:
         home = home_of(getattr(code, "__func__", code)) or type(code).__module__
-        is_known = home.split(".")[0] in KNOWN
+        is_known = home.split(".")[0] in KNOWN or home in OF_CAUSAL_DECODER
     return is_known and _is_trusted(getattr(code, "__wrapped__", None))
 
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import name_of, shown
-from specdec.drafters.verified import Verified
 from specdec.loop.outcome import Outcome
 from specdec.loop.state import Parts, StepState
 from specdec.samplers.base import Sampler
@@ -187,6 +186,8 @@ def accept(
         outputs = outputs_of(state, draft, verdict, output, logits)
     num_new, vocab_size = state.buffer.num_new, state.vocab_size
     if parts.drafter.reads_outcome:
+        from specdec.drafters.verified import Verified
+
         found, root = in_range(verdict, draft, vocab_size), state.buffer.recent[:, 0]
         verified = Verified(draft, output, found, num_new, root)
         parts.drafter.learn(verified, state.drafter_state)

@@ -16,14 +16,12 @@ from transformers import PreTrainedModel
 from specdec.arguments import check_integer
 from specdec.graphs.tree import modules_of, weight_addresses
 from specdec.hf.forward import device_of
-from specdec.hf.layers import decoder_layers
 from specdec.slots.cache import SlotCache
 from specdec.slots.room import check_room
 from specdec.slots.window import LAST
 from specdec.targets.edits.edit import Edit, check_edits, name_of
 from specdec.targets.forward import Views, forward, open_window
 from specdec.targets.route import Route
-from specdec.targets.views import open_views
 from specdec.targets.watch import Surface, hooks_of, structure
 from specdec.torch_names import pre_hooks_of
 from specdec.types import Draft, FeatureLayer, TargetOutput
@@ -110,6 +108,8 @@ class SlotModel:
     @cached_property
     def _views(self) -> Views:
         """Opened with the first cache: later may be inside of a guard or a capture."""
+        from specdec.targets.views import open_views
+
         return open_views(self.model, self.route, self.feature_layers, self.edits, self.layers)
 
     @property
@@ -121,6 +121,7 @@ class SlotModel:
     def _prompt_views(self) -> Views:
         """Views that read prompts which are more than ids; no other call enters them."""
         from specdec.targets.edits.prompts import edit_prompts
+        from specdec.targets.views import open_views
 
         route, edits = self._views.route, (*self.edits, edit_prompts)
         return open_views(self.model, route, self.feature_layers, edits, self.layers)
@@ -174,6 +175,8 @@ class SlotModel:
     @property
     def num_layers(self) -> int:
         """Decoder layers L."""
+        from specdec.hf.layers import decoder_layers
+
         return len(decoder_layers(self.model)[1])
 
     def check_unchanged(

@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 
 from specdec import ModelDrafter, SpeculativeGenerator, Target, Tree
 from specdec.kernels import ragged_attention
-from specdec.kernels.attention import triton
+from specdec.kernels.attention import reference, triton
 from specdec.kernels.types import CAUSAL
 from specdec.slots import attention, visible
 from specdec.slots.attention import window_mask
@@ -138,7 +138,7 @@ def test_kernels_see_of_a_chunk_what_the_dense_mask_shows(has_tree, kernel, monk
         calls.append(args)
         return kernel(*args)
 
-    monkeypatch.setattr(attention, "attends_raggedly", lambda *args, **kwargs: True)
+    monkeypatch.setattr(reference, "attends_raggedly", lambda *args, **kwargs: True)
     monkeypatch.setattr("specdec.slots.ragged.ragged_attention", counted)
     ours = attention.attend(Window(slots, 32, has_kernels=True, **tree), *case)
     torch.testing.assert_close(ours, dense, rtol=0, atol=1e-5)
