@@ -5,7 +5,7 @@ else's, which may depend on how a text is cut into calls.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from transformers import PreTrainedModel
@@ -58,9 +58,9 @@ TRUSTED = {
 and those whose functions transformers' files import for other work.
 """
 KNOWN = TRUSTED | sys.stdlib_module_names
-OF_CAUSAL_DECODER = {"specdec.targets.source", "specdec.hf.encoders", "specdec.hf.forward"}
-"""The file of the class that an encoder-decoder is run by, and those that it imports functions of.
-All else of this library is somebody's own code where it stands in a model.
+OF_DECODERS = {"specdec.hf.encoders", "specdec.hf.forward"}
+"""Files of this library whose functions the decoder of an encoder-decoder calls. They and its class
+are all of it that is trusted, and in such models alone.
 """
 
 
@@ -74,12 +74,15 @@ def has_own_code(model: PreTrainedModel) -> bool:
     for module in modules:
         running += (hook for table in hooks_of(module) for hook in table.values())
         running.append(vars(module).get("forward"))
-    return foreign_attention(model) is not None or not all(map(_is_trusted, running))
+    home = type(model).__module__
+    ours = {home, *OF_DECODERS} if home.startswith("specdec.") else set()
+    known = all(_is_trusted(code, ours) for code in running)
+    return foreign_attention(model) is not None or not known
 
 
-def _is_trusted(code: object) -> bool:
+def _is_trusted(code: object, ours: Collection[str]) -> bool:
     """Whether code, and what it is wrapped around (by `torch.no_grad`, by accelerate), are of known
-    packages.
+    packages, or of these modules of this library.
     """
     if isinstance(code, type) or not callable(code):
         return True
@@ -87,8 +90,8 @@ def _is_trusted(code: object) -> bool:
         is_known = home_of(code.func).startswith(("accelerate.", "peft."))
     else:
         home = home_of(getattr(code, "__func__", code)) or type(code).__module__
-        is_known = home.split(".")[0] in KNOWN or home in OF_CAUSAL_DECODER
-    return is_known and _is_trusted(getattr(code, "__wrapped__", None))
+        is_known = home.split(".")[0] in KNOWN or home in ours
+    return is_known and _is_trusted(getattr(code, "__wrapped__", None), ours)
 
 
 GENERATING = "prepare_inputs_for_generation", "_update_model_kwargs_for_generation", SAMPLE
