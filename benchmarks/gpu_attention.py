@@ -24,8 +24,7 @@ from torch import Tensor
 
 from specdec.kernels import ragged_attention, write_slots
 from specdec.slots.attention import window_mask
-from specdec.slots.cache import round_up
-from specdec.slots.window import Window
+from specdec.slots.cache import Window, round_up
 
 QUERIES, HEADS, KV_HEADS, WIDTH, DTYPE = 4, 32, 8, 128, torch.bfloat16
 SLOT_BYTES = 2 * KV_HEADS * WIDTH * DTYPE.itemsize

@@ -13,9 +13,8 @@ from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.visible import Recent, Visible, attention_scores
 from specdec.samplers.noise import Drawing
-from specdec.slots.cache import SlotCache
+from specdec.slots.cache import Chunk, SlotCache
 from specdec.slots.copies import copy_slots
-from specdec.slots.window import Chunk
 from specdec.targets.target import Target
 from specdec.targets.text import TargetText
 from specdec.types import Context, Draft, Queries

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.kernels.types import AttentionOptions
-from specdec.slots.window import Chunk, Window
+from specdec.slots.cache import Chunk, Window
 
 
 def attend(

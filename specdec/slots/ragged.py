@@ -4,8 +4,8 @@ from torch import Tensor
 
 from specdec.kernels.attention.reference import ragged_attention
 from specdec.kernels.types import AttentionOptions
+from specdec.slots.cache import Chunk, Window
 from specdec.slots.visible import first_seen, own_visible
-from specdec.slots.window import Chunk, Window
 
 
 def attend_to_filled(

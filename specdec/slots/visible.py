@@ -6,7 +6,7 @@ Legend: B rows, N tokens of a window, n queries (the last of the N), W slots att
 import torch
 from torch import Tensor
 
-from specdec.slots.window import Chunk, Window
+from specdec.slots.cache import Chunk, Window
 
 
 def first_seen(queries: Tensor, sliding_window: int | Chunk) -> Tensor:

@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 
 from specdec.kernels.types import AttentionOptions
 from specdec.slots.attention import attend
-from specdec.slots.window import Window
+from specdec.slots.cache import Window
 from specdec.types import Queries
 
 ATTENTION = "specdec_slots"

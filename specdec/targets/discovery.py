@@ -30,8 +30,8 @@ from specdec.hf.lookups import attention_of, code_of
 from specdec.hf.positions import position_limit
 from specdec.hf.refusals import cause_of_refusal
 from specdec.hf.versions import newer_than_tried
+from specdec.slots.cache import Chunk
 from specdec.slots.layout import KeyValueShape
-from specdec.slots.window import Chunk
 from specdec.targets.attention import ATTENTION
 from specdec.targets.edits.edit import Faster
 from specdec.targets.families import FASTER, asked, families_of, has_quantised_weight

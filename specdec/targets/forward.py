@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.slots.attention import window_mask
-from specdec.slots.cache import SlotCache
-from specdec.slots.window import Window
+from specdec.slots.cache import SlotCache, Window
 from specdec.targets.route import Route
 from specdec.targets.watch import is_hooked
 from specdec.types import FeatureLayer

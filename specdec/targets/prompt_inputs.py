@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.slots.window import LAST
+from specdec.slots.cache import LAST
 
 WHOLE = ""
 """The kind of layer of a mask that is handed to all layers."""

@@ -5,7 +5,7 @@ temperatures of their own.
 import torch
 from torch import Tensor
 
-from specdec.slots.window import Window
+from specdec.slots.cache import Window
 from specdec.types import Queries
 
 

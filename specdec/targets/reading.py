@@ -26,7 +26,7 @@ from specdec.hf.generation import PREFILL, SAMPLE
 from specdec.hf.layers import decoder_layers
 from specdec.hf.prompts import NOT_READ, why_not_read
 from specdec.slots.attention import sees
-from specdec.slots.window import Chunk
+from specdec.slots.cache import Chunk
 from specdec.targets.prompt_inputs import WHOLE, PromptInputs
 from specdec.targets.route import Route
 from specdec.targets.view import private_view, wrap_forward

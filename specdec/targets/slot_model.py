@@ -16,9 +16,8 @@ from transformers import PreTrainedModel
 from specdec.arguments import check_integer
 from specdec.graphs.tree import modules_of, weight_addresses
 from specdec.hf.forward import device_of
-from specdec.slots.cache import SlotCache
+from specdec.slots.cache import LAST, SlotCache
 from specdec.slots.room import check_room
-from specdec.slots.window import LAST
 from specdec.targets.edits.edit import Edit, check_edits, name_of
 from specdec.targets.forward import Views, forward, open_window
 from specdec.targets.route import Route

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from specdec.arguments import check_choice
-from specdec.slots.window import Chunk
+from specdec.slots.cache import Chunk
 from specdec.targets.edits.edit import Edit
 from specdec.targets.slot_model import SlotModel
 from specdec.types import FeatureLayer

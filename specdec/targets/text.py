@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer
-from specdec.slots.cache import SlotCache
-from specdec.slots.window import Chunk, Window
+from specdec.slots.cache import Chunk, SlotCache, Window
 from specdec.targets.slot_model import SlotModel
 from specdec.targets.target import Target
 

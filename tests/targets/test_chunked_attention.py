@@ -22,7 +22,7 @@ from specdec.kernels.attention import reference, triton
 from specdec.kernels.types import CAUSAL
 from specdec.slots import attention, visible
 from specdec.slots.attention import window_mask
-from specdec.slots.window import Chunk, Window
+from specdec.slots.cache import Chunk, Window
 from specdec.targets import discovery, queries
 from specdec.targets.attention import ATTENTION, slot_attention
 from specdec.targets.trial.probe import HFMask

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from specdec import ModelDrafter, SpeculativeGenerator, Target, Tree
 from specdec.kernels import AttentionOptions
 from specdec.slots.attention import attend
-from specdec.slots.window import Window
+from specdec.slots.cache import Window
 from specdec.targets import wrap_forward
 from specdec.targets.edits import latents
 from specdec.targets.edits.latents import METHOD, Latents, attend_latents

@@ -14,8 +14,7 @@ from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.head.layers import build_layer
 from specdec.drafters.head.window import WindowPlan
 from specdec.slots.attention import window_mask
-from specdec.slots.cache import SlotCache
-from specdec.slots.window import Window
+from specdec.slots.cache import SlotCache, Window
 
 PARENTS = [-1, 0, 0, 1, 1, 2, 5, 6, 7]
 """The node that each node hangs on; the first is the root. Two nodes have depth 1."""

@@ -14,7 +14,7 @@ from diagonal import case
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from specdec import SpeculativeGenerator, Target
-from specdec.slots.window import Window
+from specdec.slots.cache import Window
 from specdec.targets import discovery
 from specdec.targets.attention import ATTENTION, slot_attention
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from specdec.kernels import AttentionOptions, ragged_attention
 from specdec.slots.attention import window_mask
-from specdec.slots.cache import SlotCache
-from specdec.slots.window import Window
+from specdec.slots.cache import SlotCache, Window
 from specdec.targets.attention import slot_attention
 from specdec.targets.trial.probe import probe_attention
 

@@ -17,11 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from specdec import ModelDrafter, SpeculativeGenerator, Target
 from specdec.graphs.tree import fill, keep_rows, rows_to_keep, size_bytes
 from specdec.slots.attention import window_mask
-from specdec.slots.cache import SlotCache, narrowed, round_up
+from specdec.slots.cache import SlotCache, Window, narrowed, round_up
 from specdec.slots.copies import copy_slots
 from specdec.slots.layout import KeyValueShape
 from specdec.slots.room import check_room
-from specdec.slots.window import Window
 from specdec.types import Draft
 
 LAYERS, HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 2, 3, 1

@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec.kernels import AttentionOptions
 from specdec.kernels.types import CAUSAL
 from specdec.slots.attention import attend
-from specdec.slots.window import Window
+from specdec.slots.cache import Window
 
 
 def attend_causally(

@@ -27,7 +27,7 @@ from specdec.hf.encoders import (
     position_tables,
     relative_bias,
 )
-from specdec.slots.window import Window
+from specdec.slots.cache import Window
 from specdec.targets.source import SOURCE, CausalDecoder
 from specdec.targets.view import wrap_forward
 

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specdec.arguments import shown
-from specdec.slots.window import Window
+from specdec.slots.cache import Window
 from specdec.targets.view import shared_with_model
 
 Edit = Callable[[PreTrainedModel], None]

@@ -29,8 +29,8 @@ from specdec.hf.layers import (
 )
 from specdec.kernels import AttentionOptions
 from specdec.slots.attention import attend, seen_mask
+from specdec.slots.cache import Window
 from specdec.slots.layout import Indexer, KeyValueShape
-from specdec.slots.window import Window
 from specdec.targets.attention import ATTENTION, slot_attention
 from specdec.targets.edits.blocks import BLOCK, choose_few_blocks, edit_blocks, reads_blocks
 from specdec.targets.edits.edit import Running

@@ -21,7 +21,7 @@ from specdec.hf.foreign import foreign_attention
 from specdec.hf.layers import ATTENTION_FIELD
 from specdec.kernels import AttentionOptions
 from specdec.slots.attention import attend, window_mask
-from specdec.slots.window import Window
+from specdec.slots.cache import Window
 from specdec.targets.attention import ATTENTION
 from specdec.targets.edits.edit import Faster
 from specdec.targets.edits.indexed import INDEXED

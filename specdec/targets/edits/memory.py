@@ -26,9 +26,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.graphs.tree import shared
-from specdec.slots.cache import SlotCache
+from specdec.slots.cache import SlotCache, Window
 from specdec.slots.layout import KeyValueShape, Stored
-from specdec.slots.window import Window
 from specdec.targets.view import wrap_forward
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.hf.layers import decoder_layers
-from specdec.slots.window import LAST
+from specdec.slots.cache import LAST
 from specdec.targets.view import wrap_forward
 
 
