@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from specdec.drafters.source_lookup import SourceLookupDrafter
     from specdec.drafters.suffix import SuffixDrafter
     from specdec.drafters.tree import Tree
+    from specdec.drafters.verified import Verified
     from specdec.drafters.visible import Recent, Sinks, TopSlots
     from specdec.drafters.wrapped import WrappedDrafter
     from specdec.generator import SpeculativeGenerator
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from specdec.lab.evaluation.evaluation import Evaluation
     from specdec.request import GenerateOptions
     from specdec.request.grammar import GrammarProcessor
-    from specdec.results import GenerationResult, SpeculationStats
+    from specdec.results import GenerationResult
     from specdec.samplers.base import Sampler
     from specdec.samplers.block import BlockSampler
     from specdec.samplers.coupling import CouplingSampler
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
     from specdec.samplers.lossy import EnsembleSampler, TypicalSampler
     from specdec.samplers.noise import Drawing, Noise, StepNoise, Stream
     from specdec.samplers.rejection import RejectionSampler
+    from specdec.statistics import SpeculationStats
     from specdec.targets import Target
-    from specdec.types import Context, Draft, Verdict, Verified
+    from specdec.types import Context, Draft, Verdict
 
 __version__ = "0.1.0"
 """Of this package: pyproject.toml reads it here."""
@@ -111,6 +113,7 @@ _HOMES = {
     "drafters.source_lookup": "SourceLookupDrafter",
     "drafters.suffix": "SuffixDrafter",
     "drafters.tree": "Tree",
+    "drafters.verified": "Verified",
     "drafters.visible": "Recent Sinks TopSlots",
     "drafters.wrapped": "WrappedDrafter",
     "generator": "SpeculativeGenerator",
@@ -118,7 +121,7 @@ _HOMES = {
     "lab.evaluation": "Evaluation evaluate",
     "request": "GenerateOptions",
     "request.grammar": "GrammarProcessor",
-    "results": "GenerationResult SpeculationStats",
+    "results": "GenerationResult",
     "samplers.base": "Sampler",
     "samplers.block": "BlockSampler",
     "samplers.coupling": "CouplingSampler",
@@ -126,8 +129,9 @@ _HOMES = {
     "samplers.noise": "Drawing Noise StepNoise Stream",
     "samplers.rejection": "RejectionSampler",
     "samplers.logits_filter": "LogitsFilter",
+    "statistics": "SpeculationStats",
     "targets": "Target",
-    "types": "Context Draft Verdict Verified",
+    "types": "Context Draft Verdict",
 }
 """Modules that define the names, as type checkers see them above."""
 

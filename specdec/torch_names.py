@@ -24,6 +24,11 @@ self-test of the view fails.
 pre_hooks_of = attrgetter("_forward_pre_hooks")
 hooks_of = attrgetter("_forward_pre_hooks", "_forward_hooks")
 """Dictionaries of hooks that run before a module's forward, and of both kinds."""
+_OF_ALL = "_global_forward_hooks", "_global_forward_pre_hooks"
+HOOKS_OF_ALL_MODULES: tuple[dict, ...] = tuple(getattr(nn.modules.module, n, {}) for n in _OF_ALL)
+"""The dictionaries of hooks that were registered for all modules; without their names, such hooks
+run in models and are not noticed.
+"""
 COMPILED_CALL, COMPILED_FROM = "_compiled_call_impl", "_torchdynamo_orig_callable"
 """Attributes of a compiled module, and of a compiled function. Without them a view runs what was
 compiled for its model, and the self-test compares its logits.
@@ -33,19 +38,6 @@ compiled for its model, and the self-test compares its logits.
 def is_hook_table(name: str) -> bool:
     """Whether an attribute of a module is a dictionary of hooks."""
     return "_hooks" in name
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody's own code runs in a module: a forward hook, or a forward of its own."""
-    return any(hooks_of(module)) or "forward" in vars(module)
-
-
-def hooks_of_all_modules() -> tuple[dict, ...]:
-    """The dictionaries of hooks that were registered for all modules; without their names, such
-    hooks run in models and are not noticed.
-    """
-    home, names = nn.modules.module, ("_global_forward_hooks", "_global_forward_pre_hooks")
-    return tuple(getattr(home, name, {}) for name in names)
 
 
 def uncompiled(module: nn.Module) -> Any:

@@ -9,7 +9,7 @@ the name of the field); values are not, so no check waits for a device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -198,14 +198,9 @@ class Draft:
         """`[B, N, N]` bool: (i, j) is whether row j of the window is row i or comes before it on
         its path.
         """
-        rows, width = self.tokens.shape
-        # Products of 0 and 1, summed over at most D + 1 ancestors: exact in float32.
-        table = self.tokens.new_zeros((rows, width + 1, width + 1), dtype=torch.float32)
-        table.diagonal(dim1=1, dim2=2).fill_(1)
-        table[:, 1:].scatter_(2, self.window_parents[..., None], 1)
-        for _ in range((self.depth - 1).bit_length()):
-            table = (table @ table).clamp_(max=1)
-        return table > 0
+        from specdec.tree_shape import ancestors
+
+        return ancestors(self.window_parents, self.depth)
 
     @cached_property
     def depths(self) -> Tensor:
@@ -218,17 +213,16 @@ class Draft:
     @cached_property
     def earlier_siblings(self) -> Tensor:
         """`[B, K, K]` bool: (i, j) is whether node j is an earlier sibling of node i."""
-        parents = self.window_parents
-        return (parents[:, :, None] == parents[:, None, :]).tril(diagonal=-1)
+        from specdec.tree_shape import earlier_siblings
+
+        return earlier_siblings(self.window_parents)
 
     @cached_property
     def first_children(self) -> tuple[Tensor, Tensor]:
         """`[B, N]` the first token after each row of the window, and whether there is any."""
-        width = self.tokens.shape[1]
-        index = torch.arange(width, device=self.tokens.device).masked_fill(~self.is_valid, width)
-        first = index.new_full((len(index), width + 1), width)
-        first.scatter_reduce_(1, self.window_parents, index, "amin")
-        return first.clamp(max=max(width - 1, 0)), first < width
+        from specdec.tree_shape import first_children
+
+        return first_children(self.window_parents, self.is_valid)
 
     @cached_property
     def is_valid(self) -> Tensor:
@@ -301,70 +295,6 @@ class Verdict:
         return self.num_accepted == self.num_drafted
 
 
-@dataclass(frozen=True, eq=False)
-class Verified:
-    """What became of a draft, for drafters that ask (`Drafter.reads_outcome`). Of rows that had
-    ended before, `num_new` is 0 and the rest is garbage.
-
-    Args:
-        draft: that was verified.
-        output: `logits` `[B, N, V]` of all rows of the window, those after rejected tokens and
-            after tokens at or beyond `num_valid` included, before the call's logits processors;
-            and `features` `[B, N, F]` of the drafter's layers, or `None`.
-        verdict: what the sampler decided, with ids and counts in their ranges.
-        num_new: `[B]` int64, tokens that each row kept: fewer than were emitted where the row ended
-            among them.
-        root: `[B]` int64, the last token before the draft, whose row of the window is 0.
-
-    Example:
-        >>> draft = Draft(torch.tensor([[5, 6, 7]]))
-        >>> verdict = Verdict(torch.tensor([[5, 9, PAD_TOKEN, PAD_TOKEN]]), torch.tensor([1]))
-        >>> output = TargetOutput(torch.zeros(1, 4, 10))
-        >>> verified = Verified(draft, output, verdict, torch.tensor([2]), torch.tensor([4]))
-        >>> verified.extra, verified.end, verified.is_rejected
-        (tensor([9]), tensor([1]), tensor([[False,  True, False]]))
-    """
-
-    draft: Draft
-    output: TargetOutput
-    verdict: Verdict
-    num_new: Tensor
-    root: Tensor
-
-    @cached_property
-    def extra(self) -> Tensor:
-        """`[B]`, the recovered or bonus token, which the sampler drew after the accepted ones."""
-        return self.verdict.tokens.gather(1, self.verdict.num_accepted[:, None])[:, 0]
-
-    @cached_property
-    def end(self) -> Tensor:
-        """`[B]`, the row of the window where the accepted path ends, 0 for the root: the row whose
-        logits the extra token follows.
-        """
-        return self.verdict.rows.gather(1, self.verdict.num_accepted[:, None])[:, 0]
-
-    @cached_property
-    def is_rejected(self) -> Tensor:
-        """`[B, K]` bool, the draft tokens that were rejected: those that follow the end of the
-        accepted path. Tokens after them were not up for decision.
-        """
-        return (self.draft.window_parents == self.end[:, None]) & self.draft.is_valid
-
-
 def _counted(tokens: Tensor) -> Tensor:
     """0, 1, 2, ... in each row of a table."""
     return torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-
-
-def depths_of(parents: Iterable[int]) -> list[int]:
-    """How many tokens after the root each row of a tree's window is, given `Draft.parents` of one
-    row as numbers of the host.
-
-    Example:
-        >>> depths_of([-1, 0, -1, 1])
-        [0, 1, 2, 1, 3]
-    """
-    depths = [0]
-    for parent in parents:
-        depths.append(depths[parent + 1] + 1)
-    return depths

@@ -5,7 +5,7 @@ import math
 from specdec import SpeculativeGenerator
 from specdec.lab.evaluation import Estimate
 from specdec.lab.evaluation.intervals import bootstrap, ratio
-from specdec.results import SpeculationStats
+from specdec.statistics import SpeculationStats
 
 
 def agree(found: Estimate, real: SpeculationStats, *, errors: float) -> bool:

@@ -25,8 +25,9 @@ from transformers.models.gpt_neo import modeling_gpt_neo
 
 import specdec
 from specdec import torch_names
-from specdec.hf import foreign, generation, layers
+from specdec.hf import foreign, generation, layers, lookups
 from specdec.targets.view import private_view
+from specdec.targets.watch import is_hooked
 
 PACKAGE = Path(specdec.__file__).parent
 HOMES = {PACKAGE / "torch_names.py", *(PACKAGE / "hf").glob("*.py")}
@@ -147,10 +148,10 @@ def test_dictionaries_and_hooks_of_a_module_are_found():
     assert [*torch_names.buffers_of(part).values()] == [*part.buffers()]
     assert {*vars(module)} >= torch_names.SHARED
     assert [n for n in vars(module) if torch_names.is_hook_table(n)] > ["_backward_hooks"]
-    assert not torch_names.is_hooked(part)
+    assert not is_hooked(part)
     for number, add in enumerate((part.register_forward_hook, part.register_forward_pre_hook)):
         handle = add(print)
-        assert torch_names.is_hooked(part)
+        assert is_hooked(part)
         assert [*map(len, torch_names.hooks_of(part))] == [number, 1 - number]
         assert len(torch_names.pre_hooks_of(part)) == number
         handle.remove()
@@ -160,9 +161,9 @@ def test_hooks_of_all_modules_are_found():
     home = nn.modules.module
     for add in (home.register_module_forward_hook, home.register_module_forward_pre_hook):
         handle = add(lambda module, *args: None)
-        assert any(torch_names.hooks_of_all_modules())
+        assert any(torch_names.HOOKS_OF_ALL_MODULES)
         handle.remove()
-    assert not any(torch_names.hooks_of_all_modules())
+    assert not any(torch_names.HOOKS_OF_ALL_MODULES)
 
 
 def test_what_is_compiled_leads_to_what_it_was_compiled_of():
@@ -195,7 +196,7 @@ def test_other_private_names_of_torch_are_there():
 
 def test_private_names_of_hf_are_there(tmp_path):
     model = build("llama")
-    assert layers.attention_of(model.config) == model.config._attn_implementation
+    assert lookups.attention_of(model.config) == model.config._attn_implementation
     layers.set_implementation(model.config, layers.ATTENTION_FIELD, "eager")
     assert model.config._attn_implementation == "eager"
     assert [layers.is_stateful(build(kind)) for kind in ("llama", "mamba2")] == [False, True]

@@ -24,7 +24,7 @@ from specdec import (
     TypicalSampler,
     zoo,
 )
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 
 MODEL = build("llama")
 IDS, MASK = ragged_prompts(VOCAB, 2, 5, 8)

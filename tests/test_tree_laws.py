@@ -23,7 +23,7 @@ from specdec.kernels.verify.tree import verify_tree
 from specdec.lab.certificates.sampler.enumeration import find_flips
 from specdec.lab.certificates.sampler.problems import FILTERS, Problems, random_problems
 from specdec.loop.step import check_verdict
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 from specdec.samplers import LogitsFilter, Noise
 from specdec.samplers.base import rule_uniforms
 from specdec.types import PAD_TOKEN, Draft, Verdict

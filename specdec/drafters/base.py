@@ -11,9 +11,10 @@ from torch import nn
 
 from specdec.arguments import check_integer
 from specdec.samplers.noise import Drawing
-from specdec.types import Context, Draft, FeatureLayer, Verified
+from specdec.types import Context, Draft, FeatureLayer
 
 if TYPE_CHECKING:
+    from specdec.drafters.verified import Verified
     from specdec.targets.prompt_inputs import PromptInputs
     from specdec.targets.target import Target
 

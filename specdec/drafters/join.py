@@ -17,10 +17,11 @@ from torch import nn
 from specdec.arguments import check_integer
 from specdec.drafters.base import Drafter
 from specdec.drafters.check import check_drafter, check_state
+from specdec.drafters.verified import Verified
 from specdec.drafters.wrapped import context_of, learn_of
 from specdec.graphs.tree import shared
 from specdec.samplers.noise import Drawing
-from specdec.types import PAD_TOKEN, Context, Draft, Verified
+from specdec.types import PAD_TOKEN, Context, Draft
 
 if TYPE_CHECKING:
     from specdec.targets.target import Target

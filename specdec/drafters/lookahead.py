@@ -15,8 +15,9 @@ from torch import Tensor
 from specdec.arguments import check_integer
 from specdec.drafters.base import Drafter
 from specdec.drafters.lookup_tree import are_alike
+from specdec.drafters.verified import Verified
 from specdec.samplers.noise import Drawing
-from specdec.types import Context, Draft, Verified
+from specdec.types import Context, Draft
 
 
 @dataclass(frozen=True, eq=False)

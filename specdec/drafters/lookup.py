@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec.arguments import check_integer
 from specdec.drafters.base import Drafter, check_num_draft_tokens
-from specdec.hf.prompts import placeholders
+from specdec.hf.special_ids import placeholders
 from specdec.samplers.noise import Drawing
 from specdec.slots.cache import SlotCache
 from specdec.types import PAD_TOKEN, Context, Draft

@@ -22,7 +22,8 @@ from specdec.hf.prompts import prompt_inputs, why_not_read
 from specdec.samplers.noise import Drawing
 from specdec.slots.cache import SlotCache
 from specdec.targets.prompt_inputs import PromptInputs
-from specdec.targets.target import MAX_VOCAB_PADDING, SlotModel, Target
+from specdec.targets.slot_model import SlotModel
+from specdec.targets.target import MAX_VOCAB_PADDING, Target
 from specdec.types import Context, Draft
 
 OF_DRAFT = "draft_model."

@@ -20,7 +20,7 @@ from specdec.arguments import check_integer, check_number, shown
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.proposal_check import edited
 from specdec.samplers.noise import Drawing, DrawRule
-from specdec.types import Draft, depths_of
+from specdec.types import Draft
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,8 @@ class Tree:
         return cls(*map(int, sizes))
 
     def _check_parents(self, parents: tuple[int, ...]) -> None:
+        from specdec.tree_shape import depths_of
+
         for node, parent in enumerate(parents):
             check_integer(f"Tree.parents of node {node}", parent, -1, node - 1)
         found = len(parents), max(depths_of(parents))

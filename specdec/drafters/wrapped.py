@@ -17,9 +17,10 @@ from specdec.drafters.base import Drafter
 from specdec.drafters.check import check_drafter, check_state
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.tree import Tree
+from specdec.drafters.verified import Verified
 from specdec.samplers.noise import Drawing
 from specdec.torch_names import CHILDREN, children_of
-from specdec.types import Context, Draft, FeatureLayer, TargetOutput, Verified
+from specdec.types import Context, Draft, FeatureLayer, TargetOutput
 
 if TYPE_CHECKING:
     from specdec.targets.prompt_inputs import PromptInputs

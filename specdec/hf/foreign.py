@@ -5,21 +5,21 @@ else's, which may depend on how a text is cut into calls.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from transformers import PreTrainedModel
 
 from specdec.graphs.tree import modules_of
-from specdec.hf.forward import (
+from specdec.hf.generation import SAMPLE
+from specdec.hf.lookups import (
     attention_functions,
     attention_homes,
     attention_names,
     code_of,
     mask_functions,
 )
-from specdec.hf.generation import SAMPLE
-from specdec.torch_names import hooks_of, hooks_of_all_modules
+from specdec.torch_names import HOOKS_OF_ALL_MODULES, hooks_of
 
 
 def foreign_attention(model: PreTrainedModel) -> str | None:
@@ -52,12 +52,16 @@ def home_of(function: object) -> str:
 
 TRUSTED = {
     *("transformers", "torch", "accelerate", "peft", "torchao", "bitsandbytes"),
-    *("huggingface_hub", "safetensors", "numpy", "packaging", "tqdm", "specdec"),
+    *("huggingface_hub", "safetensors", "numpy", "packaging", "tqdm"),
 }
 """Packages whose code in a model treats all tokens of a call alike, or is unsupported by its name;
 and those whose functions transformers' files import for other work.
 """
 KNOWN = TRUSTED | sys.stdlib_module_names
+OF_DECODERS = {"specdec.hf.encoders", "specdec.hf.forward"}
+"""Files of this library whose functions the decoder of an encoder-decoder calls. They and its class
+are all of it that is trusted, and in such models alone.
+"""
 
 
 def has_own_code(model: PreTrainedModel) -> bool:
@@ -65,17 +69,20 @@ def has_own_code(model: PreTrainedModel) -> bool:
     place of forwards, classes, methods and functions of somebody else's.
     """
     modules = modules_of(model)
-    running = [hook for table in hooks_of_all_modules() for hook in table.values()]
+    running = [hook for table in HOOKS_OF_ALL_MODULES for hook in table.values()]
     running += [*code_of(modules), *(getattr(model, name, None) for name in GENERATING)]
     for module in modules:
         running += (hook for table in hooks_of(module) for hook in table.values())
         running.append(vars(module).get("forward"))
-    return foreign_attention(model) is not None or not all(map(_is_trusted, running))
+    home = type(model).__module__
+    ours = {home, *OF_DECODERS} if home.startswith("specdec.") else set()
+    known = all(_is_trusted(code, ours) for code in running)
+    return foreign_attention(model) is not None or not known
 
 
-def _is_trusted(code: object) -> bool:
+def _is_trusted(code: object, ours: Collection[str]) -> bool:
     """Whether code, and what it is wrapped around (by `torch.no_grad`, by accelerate), are of known
-    packages.
+    packages, or of these modules of this library.
     """
     if isinstance(code, type) or not callable(code):
         return True
@@ -83,8 +90,8 @@ def _is_trusted(code: object) -> bool:
         is_known = home_of(code.func).startswith(("accelerate.", "peft."))
     else:
         home = home_of(getattr(code, "__func__", code)) or type(code).__module__
-        is_known = home.split(".")[0] in KNOWN
-    return is_known and _is_trusted(getattr(code, "__wrapped__", None))
+        is_known = home.split(".")[0] in KNOWN or home in ours
+    return is_known and _is_trusted(getattr(code, "__wrapped__", None), ours)
 
 
 GENERATING = "prepare_inputs_for_generation", "_update_model_kwargs_for_generation", SAMPLE

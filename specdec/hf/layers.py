@@ -12,11 +12,6 @@ ATTENTION_FIELD, EXPERTS_FIELD = "_attn_implementation_internal", "_experts_impl
 """Fields of a configuration with the implementation that its layers run."""
 
 
-def attention_of(config: object) -> str | None:
-    """The attention function that a configuration asks for."""
-    return getattr(config, ATTENTION_FIELD, None)
-
-
 def is_stateful(model: PreTrainedModel) -> bool:
     """Whether HF says of a model that its layers keep a recurrent state. Without the name, kinds of
     layers say so, and what stays unknown does not pass the self-test.

@@ -1,5 +1,5 @@
 """Prompts that are more than text: what a model takes beside ids, which class loads it with its
-towers, which ids stand where pictures are, and which types of models are given text alone.
+towers, and which types of models are given text alone.
 """
 
 from __future__ import annotations
@@ -79,27 +79,3 @@ def auto_class(config: PreTrainedConfig) -> str:
     is_named = whole is not None and whole.__name__ in (config.architectures or ())
     is_whole = is_named and config.model_type not in TEXT_ONLY if has_other else whole is not None
     return "AutoModelForImageTextToText" if is_whole else "AutoModelForCausalLM"
-
-
-def special_tokens(model: PreTrainedModel) -> set[int]:
-    """Ids that stand for something else than text: padding, ends, places of pictures."""
-    configs = model.config, model.config.get_text_config()
-    values = (
-        v for c in configs for n, v in vars(c).items() if n.endswith(("token_id", "token_index"))
-    )
-    return {
-        token
-        for value in values
-        for token in (value if isinstance(value, list | tuple) else [value])
-        if isinstance(token, int)
-    }
-
-
-def placeholders(model: PreTrainedModel) -> tuple[int, ...]:
-    """Ids that stand in prompts where pictures and sound are, ascending."""
-    names = tuple(f"{kind}_token_{of}" for kind in ("image", "video", "audio") for of in _ID)
-    values = {vars(model.config).get(name) for name in names}
-    return tuple(sorted(value for value in values if type(value) is int and value >= 0))
-
-
-_ID = "id", "index"

@@ -16,7 +16,7 @@ from specdec.loop.prefill import prefill, prefill_chunk
 from specdec.loop.prefill_inputs import prefill_inputs
 from specdec.loop.state import StepState
 from specdec.loop.step import step
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 
 
 class ReplayMismatchError(RuntimeError):

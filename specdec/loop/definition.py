@@ -5,10 +5,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from specdec.drafters.base import Drafter
+from specdec.drafters.verified import Verified
 from specdec.hf.forward import cache_argument
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 from specdec.samplers import LogitsFilter, Sampler
-from specdec.types import Context, TargetOutput, Verified
+from specdec.types import Context, TargetOutput
 
 
 @torch.inference_mode()

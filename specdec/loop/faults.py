@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.arguments import name_of
 from specdec.loop.outcome import Fault, Outcome, PendingOutcome, find_faults
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 from specdec.types import Draft, Verdict
 
 _TEXTS = {

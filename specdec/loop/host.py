@@ -17,7 +17,8 @@ from specdec.loop.state import Parts
 from specdec.loop.step import Stepper
 from specdec.loop.storage import Storage
 from specdec.request.call import Request
-from specdec.results import GenerationResult, RowStep, SpeculationStats
+from specdec.results import GenerationResult
+from specdec.row_step import RowStep
 
 if TYPE_CHECKING:
     from specdec.lab.trace import Trace
@@ -308,10 +309,11 @@ class OutputCollector:
             lengths=lengths,
             finish_reasons=list(self.finish_reasons),
             seeds=self.request.seeds,
-            stats=SpeculationStats(self.steps, k, depth=depth and min(depth, k), wall_s=wall_s),
+            num_draft_tokens=k,
+            depth=depth and min(depth, k),
+            wall_s=wall_s,
             trace=trace,
-            steps=self.steps,
-            origins=[[kind for step in row for kind in step.kinds] for row in self.steps],
+            steps=[list(row) for row in self.steps],
             outputs=outputs,
             tokenizer=self.request.tokenizer,
             prompts=self.request.prompts,

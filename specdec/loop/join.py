@@ -13,7 +13,7 @@ from specdec.graphs.tree import modules_of
 from specdec.samplers import BlockSampler, Sampler
 from specdec.samplers.check import check_sampler
 from specdec.targets import Target
-from specdec.targets.target import SlotModel
+from specdec.targets.slot_model import SlotModel
 
 
 def joined(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from specdec.drafters.verified import Verified
 from specdec.loop.state import Parts, StepState
-from specdec.types import PAD_TOKEN, Draft, TargetOutput, Verdict, Verified
+from specdec.types import PAD_TOKEN, Draft, TargetOutput, Verdict
 
 
 def learn(

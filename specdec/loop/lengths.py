@@ -29,7 +29,7 @@ from specdec.loop.replay import NUM_EAGER
 from specdec.loop.state import Parts, Signature, bucket_of_rows
 from specdec.processes import agreed
 from specdec.request.call import Request
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 from specdec.samplers import Sampler, draw_by_race
 
 MsByLength = Mapping[int, Sequence[float]]

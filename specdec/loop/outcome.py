@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 from specdec.types import Draft, Verdict
 
 SUM_TOLERANCE = 1e-3

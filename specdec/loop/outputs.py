@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from specdec.kernels.verify.reference import take_rows
 from specdec.loop.state import StepState
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 from specdec.samplers.logits_filter import logprobs_of
 from specdec.types import Draft, TargetOutput, Verdict
 

@@ -15,7 +15,7 @@ from specdec.loop.storage import Storage
 from specdec.request.call import Request
 from specdec.samplers import LogitsFilter
 from specdec.targets import Target
-from specdec.targets.target import SlotModel
+from specdec.targets.slot_model import SlotModel
 from specdec.torch_names import parameters_of
 
 

@@ -14,7 +14,8 @@ from transformers import GenerationConfig
 
 from specdec.arguments import check_tensor, shown
 from specdec.hf.forward import CACHES
-from specdec.hf.prompts import prompt_inputs, special_tokens
+from specdec.hf.prompts import prompt_inputs
+from specdec.hf.special_ids import special_tokens
 from specdec.targets import Target
 from specdec.targets.prompt_inputs import PromptInputs
 

@@ -18,8 +18,8 @@ from specdec.hf.encoders import prepared
 from specdec.hf.forward import CACHES, forward_arguments
 from specdec.targets import Target
 from specdec.targets.edits.cross import handed, unwritten, write
+from specdec.targets.slot_model import SlotModel
 from specdec.targets.source import SOURCE
-from specdec.targets.target import SlotModel
 
 _OF_DECODER = {"decoder_input_ids", "decoder_start_token_id", "language", "task", "prompt_ids"}
 _NOT_READ = {

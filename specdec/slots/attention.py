@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.kernels.attention.reference import attends_raggedly
 from specdec.kernels.types import AttentionOptions
 from specdec.slots.cache import Chunk, Window
 
@@ -58,6 +57,8 @@ def attend(
 
 
 def _attends_raggedly(window: Window, query: Tensor, keys: Tensor) -> bool:
+    from specdec.kernels.attention.reference import attends_raggedly
+
     has_mask = window.visible is not None or window.positions is not None
     return attends_raggedly(query, keys, has_window_mask=has_mask)
 

@@ -4,8 +4,8 @@ A committed token at position p of its row lives in slot p. Rows therefore start
 the padding of the input was, a row forgets by shortening its length, and ragged acceptance is the
 normal case. Slots at or beyond a row's length hold garbage that the attention mask hides until it
 is overwritten; within a row nothing is zeroed, and nothing moves but the accepted path of a tree
-(`follow`). The cache does not know the rows'
-lengths: the slots of a window's tokens are arguments of the window.
+(`follow`). The cache does not know the rows' lengths: the slots of a window's tokens are arguments
+of the window.
 
 Legend: B rows, N tokens of a window, S slots.
 """
@@ -23,8 +23,16 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from specdec.graphs.tree import shared, tables
-from specdec.kernels import write_slots
-from specdec.kernels.slots.reference import writes_slots
+from specdec.slots.layout import (
+    Indexer,
+    KeyValueShape,
+    Places,
+    Stored,
+    allocate,
+    by_layer,
+    lines_and_heads,
+    row_starts,
+)
 
 LAST = "last_embedding"
 """Name of the row input that holds the embedding of a prompt's last token, where it is not that of
@@ -43,37 +51,6 @@ def round_up(count: int) -> int:
         (16, 16, 32)
     """
     return -(-count // SLOT_MULTIPLE) * SLOT_MULTIPLE
-
-
-class KeyValueShape(NamedTuple):
-    """What one layer stores of one token."""
-
-    num_heads: int
-    key_width: int
-    value_width: int
-    dtype: torch.dtype
-    device: torch.device
-
-
-class Indexer(NamedTuple):
-    """In place of a layer's index: the keys of its indexer, one head of them, without values."""
-
-    layer: int
-
-
-class Compressor(NamedTuple):
-    """In place of a layer's index: what one of its compressors reads of a token; or its entries,
-    each in the slot of its last token. One head of them, without values.
-    """
-
-    layer: int
-    name: str  # HF's
-    rate: int  # tokens of an entry
-    is_entries: bool = False
-
-
-Stored = int | Indexer | Compressor
-"""What a table of a cache is of: keys and values of a layer, by its index, or something else."""
 
 
 class Chunk(NamedTuple):
@@ -239,7 +216,7 @@ class SlotCache(Cache):
     row_inputs: dict[str, Tensor]
     num_slots: int = shared()
     extra_slots: int | None = shared()
-    _places: dict[tuple, list[tuple[str, int]]] = shared()  # what is where in each store
+    _places: Places = shared()
 
     def __init__(
         self,
@@ -250,14 +227,8 @@ class SlotCache(Cache):
         extra_slots: int | None = None,
     ):
         self.extra_slots, self.row_inputs = extra_slots, {}
-        self.num_slots, self._places = round_up(num_slots), {}
-        for layer, (heads, key_width, value_width, *where) in shapes.items():
-            self._places.setdefault((heads, key_width, *where), []).append(("keys", layer))
-            self._places.setdefault((heads, value_width, *where), []).append(("values", layer))
-        length, self.stores = self.num_slots + 1, []
-        for (heads, width, dtype, device), names in self._places.items():
-            shape = len(names), batch_size, length, heads, width
-            self.stores.append(torch.zeros(shape, dtype=dtype, device=device).transpose(0, 1))
+        self.num_slots = round_up(num_slots)
+        self._places, self.stores = allocate(batch_size, self.num_slots, shapes)
         self.__post_init__()
 
     def __post_init__(self):
@@ -268,19 +239,12 @@ class SlotCache(Cache):
         self.padding_slot, self.window = self.num_slots, None
         self.in_use = self.num_slots
         self.num_rows = next((len(table) for table in tables(self).values()), 0)
-        self.row_starts = {}  # of the rows in a flat list of slots, by device
-        self.keys, self.values, self._views = {}, {}, {}
-        for store, names in zip(self.stores, self._places.values(), strict=True):
-            if store.device not in self.row_starts:
-                rows = torch.arange(self.num_rows, device=store.device)
-                self.row_starts[store.device] = rows[:, None] * (self.num_slots + 1)
-            for place, (kind, layer) in enumerate(names):
-                getattr(self, kind)[layer] = store[:, place].detach()
+        self.row_starts = row_starts(self.stores)
+        self.keys, self.values = by_layer(self._places, self.stores)
         self.has_kernels = has_kernels(self.row_starts)
-        for layer in self.keys:
-            storage = self.keys[layer], self.values[layer]
-            lines = (buffer.flatten(0, 1) for buffer in storage)
-            self._views[layer] = *lines, *(buffer.transpose(1, 2) for buffer in storage)
+        self._views = {
+            layer: lines_and_heads(keys, self.values[layer]) for layer, keys in self.keys.items()
+        }
 
     def open_window(self, slots: Tensor, *, is_chunk: bool = False, **options: Any) -> Window:
         """Names the slots of the next forward; called before each one.
@@ -315,13 +279,9 @@ class SlotCache(Cache):
             path: `[B, D + 1]` rows of the window, 0 and then the accepted nodes, in ascending
                 order; after them anything in the window.
         """
-        sources = start[:, None] + path[:, 1:]
-        targets = start[:, None] + torch.arange(1, path.shape[1], device=path.device)
-        for store in self.stores:
-            lines = store.transpose(0, 1).flatten(1, 2)  # [n, B (S + 1), heads, width]
-            starts = self.row_starts[store.device]
-            here, there = ((s.to(store.device) + starts).flatten() for s in (sources, targets))
-            lines.index_copy_(1, there, lines.index_select(1, here))
+        from specdec.slots.path import follow
+
+        follow(self.stores, self.row_starts, start, path)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
         """HF's entry: writes `[B, heads, N, width]` states at the window's slots, returns
@@ -333,6 +293,8 @@ class SlotCache(Cache):
         window, attended = self.window, self.window.num_attended
         if window.slots.device != keys.device:
             window = window.on(keys.device)
+        if self.has_kernels:
+            from specdec.kernels.slots.reference import write_slots, writes_slots
         if self.has_kernels and writes_slots(key_states, keys):
             storage = self.keys[layer_idx], self.values[layer_idx]
             write_slots(*storage, key_states, value_states, window.slots)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from specdec.slots.cache import SlotCache, Stored
+from specdec.slots.cache import SlotCache
+from specdec.slots.layout import Stored
 
 
 def copy_slots(cache: SlotCache, other: SlotCache, slots: Mapping[Stored, Tensor]) -> None:

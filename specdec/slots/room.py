@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from specdec.slots.cache import KeyValueShape, Stored
+from specdec.slots.layout import KeyValueShape, Stored
 
 
 def check_room(

@@ -44,40 +44,21 @@ def slot_attention(
         ValueError: the model brings a mask of its own, or drops the window on the way.
     """
     if slot_window is None or (attention_mask is not None and not slot_window.has_own_masks):
-        refuse(module, attention_mask)
+        from specdec.targets.wrappers import refuse_attention
+
+        refuse_attention(module, attention_mask)
     window = slot_window.layer_windows.get(module.layer_idx)
     if getattr(module, "tempers_queries", False):
-        query = _tempered(module, query, slot_window)
+        from specdec.targets.queries import tempered
+
+        query = tempered(module, query, slot_window)
     if module.layer_idx in slot_window.query_layers:
+        from specdec.targets.queries import note_queries
+
         note_queries(slot_window, Queries(module.layer_idx), query, scaling)
     options = AttentionOptions(scaling, softcap, s_aux, window)
     function = vars(module).get("attend", attend)  # what an edit has put in its place
     return function(slot_window, query, key, value, options, attention_mask), None
-
-
-def note_queries(window: Window, name: Queries, query: Tensor, scaling: float | None) -> None:
-    """Notes a layer's queries `[B, Hq, N, D]` down as features of a window."""
-    scaled = query * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    window.features[name] = scaled.transpose(1, 2).flatten(2)
-
-
-def _tempered(module: torch.nn.Module, query: Tensor, window: Window) -> Tensor:
-    """Queries times the temperature of their positions, as Llama 4 has it; HF counts positions from
-    one length of all rows, so in views it leaves the temperature out.
-    """
-    steps = torch.floor((window.text_positions.to(query.device).float() + 1.0) / module.floor_scale)
-    scales = torch.log1p(steps) * module.attn_scale + 1.0
-    return (query * scales[:, None, :, None]).to(query.dtype)
-
-
-def refuse(module: torch.nn.Module, attention_mask: Tensor | None) -> None:
-    """Raises `ValueError` for attention that is called otherwise than windows are."""
-    name = type(module).__name__
-    if attention_mask is not None:
-        raise ValueError(f"{name} built an attention mask that specdec's cache cannot honour")
-    raise ValueError(
-        f"{name} ran attention {ATTENTION!r} without the window that specdec passes with it"
-    )
 
 
 AttentionInterface.register(ATTENTION, slot_attention)

@@ -18,19 +18,20 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 
 from specdec.graphs.tree import modules_of
 from specdec.hf.foreign import foreign_attention, foreign_masks, has_own_code
-from specdec.hf.forward import cache_argument, code_of, device_of
+from specdec.hf.forward import cache_argument, device_of
 from specdec.hf.layers import (
     IGNORED_ATTRIBUTES,
     INDEXED_LAYERS,
     WINDOWED_LAYERS,
-    attention_of,
     has_compressor,
     is_stateful,
 )
+from specdec.hf.lookups import attention_of, code_of
 from specdec.hf.positions import position_limit
 from specdec.hf.refusals import cause_of_refusal
 from specdec.hf.versions import newer_than_tried
-from specdec.slots.cache import Chunk, KeyValueShape
+from specdec.slots.cache import Chunk
+from specdec.slots.layout import KeyValueShape
 from specdec.targets.attention import ATTENTION
 from specdec.targets.edits.edit import Faster
 from specdec.targets.families import FASTER, asked, families_of, has_quantised_weight
@@ -47,7 +48,7 @@ from specdec.targets.trial.witness import (
 from specdec.targets.views import open_view
 from specdec.targets.watch import copied_values, structure
 from specdec.targets.wrappers import refuse_joint_quantisation, remark_on_hooks, replaced_forwards
-from specdec.torch_names import hooks_of_all_modules, is_hook_table
+from specdec.torch_names import HOOKS_OF_ALL_MODULES, is_hook_table
 
 _KNOWN: WeakKeyDictionary[PreTrainedModel, dict[bool | None, tuple]] = WeakKeyDictionary()
 """Of each model that was tried: (description, route), by `fuse`."""
@@ -282,7 +283,7 @@ def description(model: PreTrainedModel) -> tuple:
     configs = {id(m.config): m.config for m in model.modules() if "config" in vars(m)}
     values = {number: copied_values(config) for number, config in configs.items()}
     functions = [*code_of(modules_of(model)), AttentionInterface()[ATTENTION]]
-    everywhere = (hook for table in hooks_of_all_modules() for hook in table.values())
+    everywhere = (hook for table in HOOKS_OF_ALL_MODULES for hook in table.values())
     code = [*map(_weakly, (*functions, *everywhere))]
     read = _Reading(read_little(model)) if has_own_code(model) else None
     tensors = [(t.dtype, t.device, t.shape) for t in (*model.parameters(), *model.buffers())]

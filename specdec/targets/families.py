@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from itertools import chain
 from types import ModuleType
 
 from torch import nn
@@ -66,6 +67,11 @@ def asked(model: nn.Module, question: str, *more: object) -> list:
     """What the files of a model's families answer, those that have a function of this name."""
     functions = (getattr(family, question, None) for family in families_of(model))
     return [function(model, *more) for function in functions if function is not None]
+
+
+def row_inputs_of(model: nn.Module) -> tuple[str, ...]:
+    """Names of what a call may bring for each row of a model."""
+    return tuple(chain(*asked(model, "inputs_of")))
 
 
 def choosing_few(model: PreTrainedModel) -> PreTrainedModel | None:

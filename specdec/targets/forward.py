@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from specdec.slots.attention import window_mask
 from specdec.slots.cache import SlotCache, Window
 from specdec.targets.route import Route
-from specdec.torch_names import is_hooked
+from specdec.targets.watch import is_hooked
 from specdec.types import FeatureLayer
 
 

@@ -121,10 +121,12 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def read_causally(model: PreTrainedModel) -> PreTrainedModel:
-    """A view of a prefix LM that reads text as its steps do, each token seeing those before it; so
-    it is tried as a decoder of text.
+def decoder_of_text(model: PreTrainedModel) -> PreTrainedModel:
+    """What is tried as a decoder of text: the model, and of a prefix LM a view that reads text as
+    its steps do, each token seeing those before it.
     """
+    if not is_prefix_lm(model):
+        return model
     view = private_view(model)
     for module in view.modules():
         if vars(module).get("is_causal") is False and hasattr(module, "layer_idx"):

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from specdec.slots.cache import Chunk, Compressor, Indexer, KeyValueShape, SlotCache, Stored
+from specdec.slots.cache import Chunk, SlotCache
+from specdec.slots.layout import Compressor, Indexer, KeyValueShape, Stored
 from specdec.targets.edits.edit import Faster
 
 if TYPE_CHECKING:
@@ -54,6 +55,31 @@ class Route:
             return RecurrentCache(batch_size, num_slots, self.shapes, mixers=self.mixers, **options)
         options.pop("max_window", None)
         return SlotCache(batch_size, num_slots, self.shapes, **options)
+
+    def check_trees(self, name: str) -> None:
+        """Raises `ValueError` for a model, of a class of this name, that takes chains only, since
+        its forward over a tree is not the plain forward of each path.
+        """
+        if self.fault_of_trees:
+            raise ValueError(
+                f"{name} cannot read the window of a tree ({self.fault_of_trees}); use a drafter "
+                "of chains (tree=None)"
+            )
+
+    def check_reads_ahead(self, name: str) -> None:
+        """Raises `ValueError` for a model that cannot be run behind the text for a drafter, since
+        some of its layers keep a state that every token changes.
+        """
+        if self.mixers:
+            raise ValueError(
+                f"{name} keeps a recurrent state ({', '.join([*self.mixers][:3])}), which no "
+                "drafter can read ahead from; use a drafter with reads_target = False"
+            )
+
+    @property
+    def why_reading_waits(self) -> str | None:
+        """Why a forward of a prompt chunk makes the host wait; `None` if it does not."""
+        return next(filter(None, (edit.why_not_in_chunks for edit in self.edits)), None)
 
     @property
     def is_compiled(self) -> bool:

@@ -1,342 +1,28 @@
-"""`SlotModel`: an unmodified HF causal LM run over a `SlotCache`. `Target` is the one whose
-distribution the output must have; a drafter that is itself an HF model is the other use.
-"""
+"""`Target`: the model whose distribution the output must have."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from specdec.arguments import check_choice, check_integer
-from specdec.graphs.tree import modules_of, weight_addresses
-from specdec.hf.forward import device_of, is_prefix_lm
-from specdec.hf.layers import decoder_layers
-from specdec.hf.positions import position_limit
-from specdec.slots.cache import LAST, Chunk, SlotCache
-from specdec.slots.room import check_room
-from specdec.targets.edits.edit import Edit, check_edits, name_of
-from specdec.targets.edits.layers import only_layers
-from specdec.targets.families import asked
-from specdec.targets.features import check_layers
-from specdec.targets.forward import Views, forward, open_window
-from specdec.targets.route import Route
-from specdec.targets.views import open_views
-from specdec.targets.watch import (
-    Surface,
-    hooks_of,
-    refuse_adapters_by_row,
-    structure,
-    without_activation,
-)
-from specdec.targets.wrappers import unwrap
-from specdec.types import Draft, FeatureLayer, Queries, TargetOutput
+from specdec.arguments import check_choice
+from specdec.slots.cache import Chunk
+from specdec.targets.edits.edit import Edit
+from specdec.targets.slot_model import SlotModel
+from specdec.types import FeatureLayer
 
 if TYPE_CHECKING:
-    from specdec.targets.prompt_inputs import PromptChunk, PromptInputs
+    from specdec.targets.prompt_inputs import PromptInputs
 
 MAX_VOCAB_PADDING = 1024
 """Vocabularies that share a tokenizer differ by the padding of their embedding tables, at most by
 this, and at most by an eighth of the larger one.
 """
-
-
-class SlotModel:
-    """Runs windows of tokens of an HF causal LM at given slots, each row with a length of its own.
-
-    Args:
-        model: a `PreTrainedModel`, decoder-only or with an encoder, with full, sliding-window or
-            chunked attention, or recurrent layers, in eval mode.
-        fuse: join products and compile pointwise work; see `Target`.
-        edits: of the user; see `Target`.
-
-    Attributes:
-        model: the HF model, without wrappers.
-        outer: what the user has handed over: the model, or what is around it.
-        own_inputs: names of what a call may bring for PEFT's layers, and for cross attention.
-        reads_source: it is the decoder of an encoder-decoder.
-        fault_of_generate: why a call of the generator's own would write other text than `generate`
-            of the model's class does; `None` for no reason. Through HF's hook it does not.
-        route: how it is run, as its self-test found it: another object after each self-test.
-        vocab_size: V of the logits.
-        max_positions: longest sequence that the model has positions for; `None` for no limit.
-        feature_layers: hidden states `0..L` or `"final"`, the hidden states that `forward` returns.
-        layers: decoder layers that run, by index; `None` for all.
-        hooks: dictionaries of hooks that were not empty when the model was tried, and copies.
-        resolved: options of earlier calls, and what HF made of them (`resolve_once`).
-        tried_windows: of calls, where `runs_users_code`; see `try_call`.
-        num_handles: how many hooks torch had registered in this process then: where there were none
-            in the model and this number is the same, there are none now.
-
-    Raises:
-        TypeError: not an HF model.
-        ValueError: a model that cannot be decoded this way (a state outside of HF's
-            cache, training mode, or one whose windowed forward does not reproduce
-            its plain forward), with what to do instead.
-    """
-
-    def __init__(self, model: nn.Module, *, fuse: bool | None = False, edits: Sequence[Edit] = ()):
-        self.model, self._fuse, self.edits = unwrap(model), fuse, check_edits(edits)
-        self.outer = model
-        self.feature_layers: tuple[FeatureLayer, ...] = ()
-        self.layers: tuple[int, ...] | None = None
-        self.refresh()
-
-    def refresh(self, *, num_tokens: int = 0) -> None:
-        """Reads the model as it is now, self-test included: where weights were replaced, moved or
-        cast, modules replaced, adapters switched or merged. Values that change in place need none.
-
-        Args:
-            num_tokens: of the longest text to come; see `find_route`.
-
-        Raises:
-            ValueError: the model can no longer be decoded. Nothing has been changed then.
-        """
-        from specdec.targets.trial.whole import refuse_model, try_model  # once per model
-
-        model = self.model
-        refuse_model(model)
-        own = {"fuse": self._fuse, "edits": self.edits, "num_tokens": num_tokens}
-        route, fault = try_model(self.outer, model, self.decoder_of_text, **own)
-        self.fault_of_generate = fault
-        self.config = model.config.get_text_config()
-        self.vocab_size: int = self.config.vocab_size
-        self.max_positions = position_limit(self.config)
-        self._structure, self._surface = structure(model), Surface(model)
-        self.own_inputs: tuple[str, ...] = tuple(chain(*asked(model, "inputs_of")))
-        self.reads_source = hasattr(model, "reads_source")
-        self.num_handles, self.hooks = RemovableHandle.next_id, hooks_of(modules_of(model))
-        self._dtype = model.dtype
-        self.route: Route = route
-        self._tried_prompts: set[tuple[frozenset[str], frozenset[str]]] = set()  # by kinds
-        self.tried_windows: set[tuple] = set()
-        self.resolved: list[Any] = []
-        self._uncut = 0, ""  # bytes and note of the prompts that took the most
-        vars(self).pop("_prompt_views", None)
-        if vars(self).pop("_views", None):
-            _ = self._views
-
-    @cached_property
-    def _views(self) -> Views:
-        """Opened with the first cache: later may be inside of a guard or a capture."""
-        edits = self.edits
-        if self.layers is not None:
-            part = only_layers(self.layers, returns_tuples=self.route.returns_tuples)
-            edits = (*edits, part)
-        return open_views(self.model, self.route, self.feature_layers, edits)
-
-    @property
-    def step_view(self) -> PreTrainedModel:
-        """The private view that steps run."""
-        return self._views.step
-
-    @cached_property
-    def _prompt_views(self) -> Views:
-        """Views that read prompts which are more than ids; no other call enters them."""
-        from specdec.targets.edits.prompts import edit_prompts
-
-        views = self._views
-        edits = (*self.edits, edit_prompts)
-        if self.layers is not None:
-            part = only_layers(self.layers, returns_tuples=self.route.returns_tuples)
-            edits = (*edits, part)
-        return open_views(self.model, views.route, self.feature_layers, edits)
-
-    @property
-    def decoder_of_text(self) -> PreTrainedModel:
-        """What is tried: the model, and of a prefix LM a view that reads text token after token."""
-        if not is_prefix_lm(self.model):
-            return self.model
-        from specdec.targets.reading import read_causally
-
-        return read_causally(self.model)
-
-    @property
-    def runs_users_code(self) -> bool:
-        """Edits, hooks or other code of users run in its forwards."""
-        return bool(self.edits or self.route.num_tried)
-
-    @property
-    def is_fused(self) -> bool:
-        """Pointwise work is compiled."""
-        return self.route.is_compiled
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Some of its layers keep a state that cannot be shortened; see `Memory`."""
-        return bool(self.route.mixers)
-
-    @property
-    def why_reading_waits(self) -> str | None:
-        """Why a forward of a prompt chunk makes the host wait; `None` if it does not."""
-        reasons = (edit.why_not_in_chunks for edit in self.route.edits)
-        return next((reason for reason in reasons if reason), None)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was chosen for this model, and why, where there was a choice; what edits it; and
-        what the largest prompts took that could not be read in chunks.
-        """
-        own = (f"edited by {', '.join(map(name_of, self.edits))}",) if self.edits else ()
-        return (*self.route.notes.values(), *own, *filter(None, [self._uncut[1]]))
-
-    def __getstate__(self) -> dict:
-        left_out = "_views", "_prompt_views", "_surface", "hooks", "resolved"
-        return {name: value for name, value in vars(self).items() if name not in left_out}
-
-    def __setstate__(self, state: dict) -> None:
-        vars(self).update(
-            state, _surface=None, hooks=[], resolved=[]
-        )  # a copied function still calls the first model
-
-    @property
-    def device(self) -> torch.device:
-        """Where tokens go in: device of the embeddings, or where they are brought if offloaded."""
-        return device_of(self.model.get_input_embeddings())
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Data type of the weights."""
-        return self.model.dtype
-
-    @property
-    def num_layers(self) -> int:
-        """Decoder layers L."""
-        return len(decoder_layers(self.model)[1])
-
-    def check_unchanged(
-        self,
-        advice: str = "call generator.refresh(), or build the generator again",
-        *,
-        num_tokens: int = 0,
-    ) -> None:
-        """Raises `ValueError`, with what to do, if the model has other modules, another vocabulary,
-        data type or mode than when it was wrapped, or would run under autocast.
-
-        What else was changed meanwhile is followed, and the model tried once more: hooks, forwards
-        that trainers and `torch.compile` replace, attributes, configurations, functions that are
-        looked up by name. Where somebody's own code runs in the model, a few tokens are read by it,
-        and longer texts tried before longer ones come.
-
-        Args:
-            advice: what to do about a change that is not supported.
-            num_tokens: of the longest text to come.
-        """
-        name, views = type(self.model).__name__, vars(self).get("_views")
-        (modules, adapters), (old_modules, old_adapters) = structure(self.model), self._structure
-        layers, places = views.stored_anew if views else ((), ())
-        change = None
-        if self.model.dtype != self._dtype:
-            change = f"was {self._dtype} when specdec wrapped it and is {self.model.dtype} now"
-        elif modules != old_modules or self.config.vocab_size != self.vocab_size:
-            change = "was edited after specdec wrapped it (a module replaced, added or resized)"
-        elif adapters != old_adapters:
-            change = "had its adapters switched, scaled or merged after specdec wrapped it"
-        elif weight_addresses(*layers) != places:
-            change = "had weights replaced or moved after specdec joined their products"
-        if change:
-            raise ValueError(f"{name} {change}; {advice}")
-        if torch.is_autocast_enabled(self.device.type):
-            raise ValueError(
-                "generation does not run under torch.autocast, which changes data types inside the "
-                "model; load it in the data type that you want and leave the autocast block"
-            )
-        if self.model.training:
-            from specdec.targets.wrappers import refuse_training
-
-            refuse_training(self.model)
-        refuse_adapters_by_row(modules)
-        is_long = self.route.num_tried and self._is_longer_than_tried(num_tokens)
-        if self._surface is None or is_long or self._surface.has_changed(self.model):
-            with without_activation(modules):
-                self.refresh(num_tokens=max(num_tokens, self.route.num_tried // 2))
-
-    def _is_longer_than_tried(self, num_tokens: int) -> bool:
-        """Whether somebody's own code in the model was tried with texts that are too short."""
-        from specdec.targets.discovery import length_to_try
-
-        return self.route.num_tried < length_to_try(num_tokens, self.max_positions)
-
-    def refuse_own_generate(self) -> None:
-        """Raises `ValueError` where calls of a generator's own would not write what `generate` of
-        the model as it is now writes.
-        """
-        self.check_unchanged()
-        if self.fault_of_generate:
-            raise ValueError(self.fault_of_generate)
-
-    def has_other_hooks(self) -> bool:
-        """Whether hooks were registered or removed since the model was tried."""
-        count = RemovableHandle.next_id
-        if hooks_of(modules_of(self.model)) != self.hooks:
-            return True
-        self.num_handles = count  # others' hooks need not be looked at again
-        return False
-
-    def check_trees(self) -> None:
-        """Raises `ValueError` for a model that takes chains only, since its forward over a tree is
-        not the plain forward of each path.
-        """
-        if fault := self.route.fault_of_trees:
-            raise ValueError(
-                f"{type(self.model).__name__} cannot read the window of a tree ({fault}); use a "
-                "drafter of chains (tree=None)"
-            )
-
-    def check_reads_ahead(self) -> None:
-        """Raises `ValueError` for a model that cannot be run behind the text for a drafter, since
-        some of its layers keep a state that every token changes.
-        """
-        if self.is_recurrent:
-            names = ", ".join(list(self.route.mixers)[:3])
-            raise ValueError(
-                f"{type(self.model).__name__} keeps a recurrent state ({names}), which no drafter "
-                "can read ahead from; use a drafter with reads_target = False"
-            )
-
-    def init_cache(
-        self,
-        batch_size: int,
-        num_slots: int,
-        *,
-        max_window: int = 16,
-        extra_slots: int | None = None,
-    ) -> SlotCache:
-        """Storage for rows of at most `num_slots` tokens; see `check_room`. Recurrent layers keep a
-        window of at most `max_window` tokens. `extra_slots` as of `SlotCache`.
-        """
-        check_integer("batch_size", batch_size, 1)
-        check_integer("num_slots", num_slots, 1)
-        check_integer("max_window", max_window, 1)
-        self.check_room(batch_size, num_slots, max_window=max_window)
-        _ = self._views
-        options = {"max_window": max_window, "extra_slots": extra_slots}
-        return self.route.init_cache(batch_size, num_slots, **options)
-
-    def check_room(self, batch_size: int, num_slots: int, *, max_window: int = 1) -> None:
-        """Raises `ValueError` for a cache that no device here can hold."""
-        others: Iterable = ()
-        if self.route.mixers:
-            from specdec.targets.edits.memory import row_bytes
-
-            others = row_bytes(self.route.mixers, max_window)
-        check_room(batch_size, num_slots, self.route.shapes, others)
-
-    def forward(
-        self, tokens: Tensor, cache: SlotCache, slots: Tensor, **options: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        """Logits and features of a window, see `forward.forward`; options are those of `Window`."""
-        views, own = self._views, options.get("row_inputs", cache.row_inputs)
-        if options.get("prompt") is not None or LAST in own:
-            views = self._prompt_views
-        return forward(views, tokens, cache, open_window(views, cache, slots, **options))
 
 
 class Target(SlotModel):
@@ -403,23 +89,10 @@ class Target(SlotModel):
         return other
 
     def _checked(self, feature_layers: Sequence[FeatureLayer]) -> tuple[FeatureLayer, ...]:
-        """These as a tuple; raises `ValueError` for those that do not exist, also where a hidden
-        state is not one vector, or the keys of a layer are not all that its queries read.
-        """
-        layers, name = check_layers(feature_layers, self.num_layers), type(self.model).__name__
-        if self.route.has_streams and (some := [i for i in layers if isinstance(i, int)]):
-            raise ValueError(
-                f"{name} hands on several streams of hidden states, so that hidden state {some[0]} "
-                "is not one vector of each token; use 'final', what its vocabulary head reads"
-            )
-        compressed = {place.layer for place in self.route.compressors}
-        queries = (one.layer for one in layers if isinstance(one, Queries))
-        if some := [i for i in queries if i in compressed]:
-            raise ValueError(
-                f"queries of layer {some[0]} of {name} read entries of several tokens beside keys, "
-                "so they are no feature; use 'final'"
-            )
-        return layers
+        """These as a tuple; raises `ValueError` for those that do not exist."""
+        from specdec.targets.features import check_layers
+
+        return check_layers(feature_layers, self.model, self.route)
 
     def part(self, layers: Sequence[int]) -> Target:
         """A target that runs some of the decoder layers, then the final norm and the vocabulary
@@ -432,13 +105,9 @@ class Target(SlotModel):
             ValueError: a layer that does not exist, or some are to be left out of a model with
                 recurrent ones.
         """
-        for layer in layers:
-            check_integer("layers", layer, 0, self.num_layers - 1)
-        if self.is_recurrent and len({*layers}) < self.num_layers:
-            raise ValueError(
-                f"no layers of {type(self.model).__name__} can be left out: its recurrent layers "
-                "remember one window together; run all of them (layers=None)"
-            )
+        from specdec.targets.edits.layers import check_part
+
+        check_part(layers, self.model, self.route)
         other = copy.copy(self)
         other.layers = tuple(layers)
         _ = other._views  # no cache is asked of a part, and a step is no time to open them
@@ -464,10 +133,8 @@ class Target(SlotModel):
         """
         from specdec.targets.edits.adapters import activation
 
-        prompts = [row[:n] for row, n in zip(tokens.tolist(), lengths, strict=True)]
-        return {**activation(self.outer, self.model, prompts), **(given or {})}
+        return {**activation(self.outer, self.model, tokens, lengths), **(given or {})}
 
-    @torch.inference_mode()
     def adapter_indices(self, names: Sequence[str]) -> list[int]:
         """Numbers of the rows' adapters, for `SlotCache.row_inputs`, from PEFT's names,
         `"__base__"` for none.
@@ -477,14 +144,9 @@ class Target(SlotModel):
             ValueError: no such adapter, or layers that cannot have one for each row: others than
                 plain LoRA, or such that do not get the tokens by rows, as a forward shows.
         """
-        from specdec.targets.edits.adapters import adapter_indices
+        from specdec.targets.edits.adapters import tried_indices
 
-        found = adapter_indices(self.model, names)
-        rows = torch.zeros(3, dtype=torch.long, device=self.device)
-        cache, draft = self.init_cache(3, 2), Draft(rows[:, None])
-        cache.row_inputs = {"adapter": rows, "prompt_end": rows}
-        self.verify(cache, rows, rows, draft)
-        return found
+        return tried_indices(self, names)
 
     @property
     def layer_windows(self) -> Mapping[int, int | Chunk | None]:
@@ -500,49 +162,9 @@ class Target(SlotModel):
 
     def feature_widths(self, layers: Sequence[FeatureLayer]) -> list[int]:
         """Width of each of these features."""
-        return [
-            self.config.num_attention_heads * self.route.shapes[layer.layer].key_width
-            if isinstance(layer, Queries)
-            else self.config.hidden_size
-            for layer in layers
-        ]
+        from specdec.targets.features import widths
 
-    def prefill(
-        self,
-        cache: SlotCache,
-        tokens: Tensor,
-        lengths: Tensor,
-        *,
-        offset: int | Tensor,
-        prompt: PromptChunk | None = None,
-    ) -> Tensor | None:
-        """Reads one chunk of the prompts; rows shorter than the chunk write nothing.
-
-        No logits come back: the last prompt token is left to the first `verify`, so the first
-        generated token is produced exactly as every other one.
-
-        Args:
-            cache: rows to extend.
-            tokens: `[B, C]` prompt tokens of positions `offset..offset + C - 1`.
-            lengths: `[B]` how many tokens of each prompt to read in all; positions at or beyond it
-                are skipped.
-            offset: position of the chunk's first token; a tensor `[]` where it is on the device.
-            prompt: what is read in place of these ids, of `read_prompts`; its rows have lengths of
-                their own, and the cache's row inputs those of it.
-
-        Returns:
-            Features `[B, C, F]`, or `None`.
-        """
-        cache.check_rows(tokens)
-        if not isinstance(offset, Tensor):
-            check_integer("offset", offset, 0)
-        if prompt is not None:
-            lengths = torch.tensor(prompt.lengths, device=tokens.device)
-        positions = offset + torch.arange(tokens.shape[1], device=tokens.device)
-        slots = torch.where(positions < lengths[:, None], positions, cache.padding_slot)
-        tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
-        options = {"logits_to_keep": None, "is_chunk": True, "prompt": prompt}
-        return self.forward(tokens, cache, slots, **options)[1]
+        return widths(layers, self.config, self.route)
 
     @torch.inference_mode()
     def read_prompts(
@@ -571,33 +193,3 @@ class Target(SlotModel):
         from specdec.targets.trial.prompts import read_prompts
 
         return read_prompts(self, input_ids, attention_mask, given, config)
-
-    def verify(
-        self,
-        cache: SlotCache,
-        start: Tensor,
-        root: Tensor,
-        draft: Draft,
-    ) -> TargetOutput:
-        """One forward over the root and the K draft tokens, a chain or a tree: nodes stand at
-        positions by their depth, and see the text and their ancestors.
-
-        Keys and values of the window are written, token after token; what is not accepted is
-        garbage that the next window overwrites.
-
-        Args:
-            cache: rows to read.
-            start: `[B]` position of the root.
-            root: `[B]` the last committed token, not yet read by the target.
-            draft: `[B, K]` tokens of the target's vocabulary.
-
-        Returns:
-            Logits `[B, K + 1, V]` and features.
-        """
-        cache.check_rows(draft.tokens)
-        tokens = torch.cat([root[:, None], draft.tokens], dim=1)  # [B, N]
-        slots = start[:, None] + torch.arange(tokens.shape[1], device=start.device)
-        tree = {}
-        if not draft.is_chain:  # of a chain slots say where tokens stand and what they see
-            tree = {"positions": start[:, None] + draft.depths, "visible": draft.ancestors}
-        return TargetOutput(*self.forward(tokens, cache, slots, **tree))

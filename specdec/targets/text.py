@@ -14,7 +14,8 @@ from torch import Tensor
 
 from specdec.arguments import check_integer
 from specdec.slots.cache import Chunk, SlotCache, Window
-from specdec.targets.target import SlotModel, Target
+from specdec.targets.slot_model import SlotModel
+from specdec.targets.target import Target
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,6 +32,7 @@ def open_views(
     route: Route,
     feature_layers: tuple[FeatureLayer, ...] = (),
     edits: Sequence[Edit] = (),
+    layers: Sequence[int] | None = None,
 ) -> Views:
     """The views that run a model over slots. Here, and nowhere else, the model's storage changes:
     parameters of joined products become views of one buffer each.
@@ -40,11 +41,16 @@ def open_views(
         model: without wrappers.
         route: of `find_route`, or a candidate for it.
         feature_layers: hidden states that forwards hand out.
-        edits: of the user, or of a part of the model, after those of the route.
+        edits: of the user, after those of the route.
+        layers: decoder layers that run; `None` for all.
 
     Raises:
         ValueError: an edit cannot be made, or changes the model itself.
     """
+    if layers is not None:
+        from specdec.targets.edits.layers import only_layers
+
+        edits = (*edits, only_layers(layers, returns_tuples=route.returns_tuples))
     for edit in route.edits:
         edit.prepare(model)
     step = chunk = open_view(model, route, feature_layers, edits)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Sequence
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec import torch_names
 from specdec.graphs.tree import modules_of
-from specdec.hf.foreign import has_own_code
-from specdec.hf.forward import code_of
-from specdec.targets.trial.witness import is_same_reading, read_little
+from specdec.hf.lookups import code_of
 
 
 def structure(model: nn.Module) -> tuple[list[nn.Module], list[tuple]]:
@@ -49,6 +45,9 @@ class Surface:
     """
 
     def __init__(self, model: PreTrainedModel):
+        from specdec.hf.foreign import has_own_code  # once per model, as all that tries it
+        from specdec.targets.trial.witness import read_little
+
         self._seen = self._look(model)
         self._read = read_little(model) if has_own_code(model) else None
 
@@ -59,7 +58,12 @@ class Surface:
                 return True
         except (RuntimeError, ValueError):  # a tensor or an array in the place of another
             return True
-        return self._read is not None and not is_same_reading(self._read, read_little(model))
+        return self._read is not None and self._reads_otherwise(model)
+
+    def _reads_otherwise(self, model: PreTrainedModel) -> bool:
+        from specdec.targets.trial.witness import is_same_reading, read_little
+
+        return not is_same_reading(self._read, read_little(model))
 
     def _look(self, model: PreTrainedModel) -> list:
         modules = modules_of(model)
@@ -71,39 +75,20 @@ class Surface:
 
 def hooks_of(modules: Sequence[nn.Module]) -> list[tuple[dict, dict]]:
     """The dictionaries of hooks of these modules, and of all, that are not empty, each with a copy
-    of itself as it is now, but for hooks of one call (`activation_in`).
+    of itself as it is now, but for hooks of one call (`activation.py`).
     """
-    tables = torch_names.hooks_of_all_modules(), *map(torch_names.hooks_of, modules)
+    tables = torch_names.HOOKS_OF_ALL_MODULES, *map(torch_names.hooks_of, modules)
     found = [hooks for pair in tables for hooks in pair if hooks]
-    own = [{n: h for n, h in hooks.items() if activation_in(h) is None} for hooks in found]
-    return [pair for pair in zip(found, own, strict=True) if pair[1]]
+    if not found:
+        return []
+    from specdec.targets.activation import lasting
+
+    return [(hooks, own) for hooks in found if (own := lasting(hooks))]
 
 
-ACTIVATED = "alora_offsets"
-"""PEFT's keyword of Activated LoRA, and the row input of that name."""
-
-
-def activation_in(hook: object) -> list[int | None] | None:
-    """What PEFT's `generate` says to layers of Activated LoRA by a hook of one call, which does not
-    change the model: private views are told by a row input.
-    """
-    return hook.keywords.get(ACTIVATED) if isinstance(hook, partial) else None
-
-
-@contextmanager
-def without_activation(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Without such hooks, which are of the rows of one call."""
-    before = [(hooks, dict(hooks)) for hooks in map(torch_names.pre_hooks_of, modules)]
-    for hooks, kept in before:
-        for number, hook in kept.items():
-            if activation_in(hook) is not None:
-                del hooks[number]
-    try:
-        yield
-    finally:
-        for hooks, kept in before:
-            hooks.clear()
-            hooks.update(kept)
+def is_hooked(module: nn.Module) -> bool:
+    """Whether somebody's own code runs in a module: a forward hook, or a forward of its own."""
+    return any(torch_names.hooks_of(module)) or "forward" in vars(module)
 
 
 def copied_values(config: object) -> object:
@@ -112,17 +97,3 @@ def copied_values(config: object) -> object:
     if not isinstance(config, PreTrainedConfig):
         return copy.deepcopy(config)
     return type(config), {name: copied_values(value) for name, value in vars(config).items()}
-
-
-def refuse_adapters_by_row(modules: Iterable[nn.Module]) -> None:
-    """Raises `ValueError` under PEFT's `adapter_names=`: for one call, hooks of all layers hold a
-    name for each row of the batch.
-    """
-    for module in modules:
-        for hook in torch_names.pre_hooks_of(module).values():
-            if isinstance(hook, partial) and "adapter_names" in hook.keywords:
-                raise ValueError(
-                    "adapter_names= works inside of model.generate, by hooks in the layers; write "
-                    "generator.generate(..., row_inputs={'adapter': adapter_names}). PEFT's hooks "
-                    "stay in the layers after an error: load the model again"
-                )

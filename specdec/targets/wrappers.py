@@ -4,6 +4,8 @@ call, and what is compared to notice that a model was changed.
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -15,7 +17,7 @@ from specdec.hf.forward import cache_argument
 from specdec.hf.generation import SAMPLE
 from specdec.hf.layers import UNDERSTOOD_LAYERS
 from specdec.hf.refusals import cause_of_refusal
-from specdec.torch_names import compiled_from, hooks_of, hooks_of_all_modules
+from specdec.torch_names import HOOKS_OF_ALL_MODULES, compiled_from, hooks_of
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
@@ -111,6 +113,14 @@ def refuse_training(model: PreTrainedModel) -> None:
                 )
 
 
+def refuse_autocast() -> NoReturn:
+    """Raises `ValueError` for calls under autocast."""
+    raise ValueError(
+        "generation does not run under torch.autocast, which changes data types inside the "
+        "model; load it in the data type that you want and leave the autocast block"
+    )
+
+
 _DROPOUT = (
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
     *(nn.AlphaDropout, nn.FeatureAlphaDropout),
@@ -174,7 +184,7 @@ def remark_on_hooks(model: PreTrainedModel) -> str:
         if any(hooks_of(module))
     )
     names = ", ".join([*dict.fromkeys([*hooked, *replaced_forwards(model)])][:3])
-    everywhere = " of all modules" if any(hooks_of_all_modules()) else ""
+    everywhere = " of all modules" if any(HOOKS_OF_ALL_MODULES) else ""
     if not names and not everywhere:
         return ""
     return (
@@ -182,4 +192,14 @@ def remark_on_hooks(model: PreTrainedModel) -> str:
         "not on hidden[:, -1] or on calls of one token, and on every row, in batches of any size, "
         "of which 1 to 8 rows are tried; what acts on new tokens alone is an edit, Target(model, "
         "edits=(steer,)): see docs/interventions.md"
+    )
+
+
+def refuse_attention(module: torch.nn.Module, attention_mask: Tensor | None) -> None:
+    """Raises `ValueError` for attention that is called otherwise than windows are."""
+    name = type(module).__name__
+    if attention_mask is not None:
+        raise ValueError(f"{name} built an attention mask that specdec's cache cannot honour")
+    raise ValueError(
+        f"{name} ran attention 'specdec_slots' without the window that specdec passes with it"
     )

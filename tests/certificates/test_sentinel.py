@@ -27,7 +27,7 @@ from specdec import (
 )
 from specdec.lab.certificates import CertificateError, Sentinel
 from specdec.lab.certificates.generator.along import MOST_FAR
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 
 PROMPTS = [PROMPT, [3], [5, 0, 2], [1, 1]]
 RUN = {"max_new_tokens": 20, "temperature": 0.9, "top_p": 0.95, "batch_size": 4}

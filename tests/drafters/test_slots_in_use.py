@@ -7,7 +7,8 @@ from drafting import drawing, ragged_prompts
 
 from specdec import Context, Draft, SpeculativeGenerator, Tree
 from specdec.drafters.head.window import WindowPlan
-from specdec.slots.cache import KeyValueShape, SlotCache, narrowed
+from specdec.slots.cache import SlotCache, narrowed
+from specdec.slots.layout import KeyValueShape
 from specdec.targets.text import TargetText
 
 IDS, MASK = ragged_prompts(MODEL.config.vocab_size, 21, 1, 12)

@@ -13,7 +13,7 @@ from specdec.lab.evaluation import Evaluation, Study, difference, sweep
 from specdec.lab.evaluation.intervals import holm
 from specdec.lab.evaluation.run_file import EvaluatedBatch, EvaluatedRow
 from specdec.lab.evaluation.swaps import MOST_EXACT, swap_p_value
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 
 
 def scipys(totals: np.ndarray) -> float:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specdec.lab.evaluation import Evaluation, Study, difference
 from specdec.lab.evaluation.paired import p_values, quotient
 from specdec.lab.evaluation.run_file import EvaluatedBatch, EvaluatedRow
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 
 counts = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=6, max_size=12)
 

@@ -28,7 +28,8 @@ from specdec.lab.evaluation.costs import CostCurve
 from specdec.lab.evaluation.intervals import bootstrap
 from specdec.lab.evaluation.positions import with_draft_length
 from specdec.lab.show.table import Table
-from specdec.results import RowStep, SpeculationStats
+from specdec.row_step import RowStep
+from specdec.statistics import SpeculationStats
 
 TARGET = build("llama")
 GENERATOR = Generator(TARGET, ModelDrafter(perturbed(TARGET), 3))

@@ -362,7 +362,7 @@ def made(rng, share) -> Evaluation:
     one for each share.
     """
     from specdec.lab.evaluation.run_file import EvaluatedBatch, EvaluatedRow
-    from specdec.results import RowStep
+    from specdec.row_step import RowStep
 
     batches = []
     for i, own in enumerate(np.broadcast_to(share, np.shape(share) or 40)):

@@ -9,7 +9,8 @@ from specdec.lab.evaluation import Evaluation, Study
 from specdec.lab.evaluation.costs import CostCurve
 from specdec.lab.evaluation.replay import Replay
 from specdec.lab.evaluation.run_file import EvaluatedBatch, EvaluatedRow
-from specdec.results import RowStep, SpeculationStats
+from specdec.row_step import RowStep
+from specdec.statistics import SpeculationStats
 
 STEPS = [RowStep([1, 2], 1, [1, 7]), RowStep([3, 4], 2, [3, 4, 8])]
 

@@ -16,7 +16,7 @@ from text_laws import DRAFT, PROMPT, TARGET, tiny
 from specdec import CouplingSampler, ModelDrafter, SpeculativeGenerator, Stream, Tree, certify
 from specdec.loop import lengths
 from specdec.loop.lengths import Acceptance, AutoLength, lengths_to_measure
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 
 IDS, MASK = ragged_prompts(VOCAB, 3, 9, 1, 6)
 COSTS = {(1, 64): {0: [10.0], 1: [11.0], 2: [12.5], 3: [14.0], 4: [15.0], 5: [17.0]}}

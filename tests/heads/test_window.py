@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specdec.drafters.head.window import WindowPlan
-from specdec.slots.cache import KeyValueShape, SlotCache
+from specdec.slots.cache import SlotCache
+from specdec.slots.layout import KeyValueShape
 
 HEADS, KV_HEADS, SIZE = 4, 2, 6
 seeds = st.integers(0, 2**32 - 1)
@@ -48,7 +49,9 @@ def way(request, monkeypatch):
     """How passes attend: by dense masks, or as on a GPU, with the definition of the kernel."""
     if request.param == "raggedly":
         monkeypatch.setattr("specdec.slots.cache.has_kernels", lambda devices: True)
-        monkeypatch.setattr("specdec.slots.attention.attends_raggedly", lambda *_, **__: True)
+        monkeypatch.setattr(
+            "specdec.kernels.attention.reference.attends_raggedly", lambda *_, **__: True
+        )
         monkeypatch.setattr("specdec.slots.attention.window_mask", no_mask)
     return request.param
 

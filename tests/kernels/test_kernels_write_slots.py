@@ -11,7 +11,8 @@ from kernel_cases import DTYPES, interpreted, seeds
 from specdec.kernels import write_slots
 from specdec.kernels.slots import triton
 from specdec.kernels.slots.reference import writes_slots
-from specdec.slots.cache import KeyValueShape, SlotCache
+from specdec.slots.cache import SlotCache
+from specdec.slots.layout import KeyValueShape
 
 WAYS = {"definition": write_slots, "kernel": triton.write_slots}
 sizes = st.tuples(*(st.integers(1, most) for most in (3, 3, 4)))  # rows, heads, tokens
@@ -62,8 +63,8 @@ def test_a_cache_that_is_written_by_the_kernel_is_the_same(monkeypatch):
     one.open_window(slots)
     theirs = one.update(*states, 0)
     other.has_kernels = True
-    monkeypatch.setattr("specdec.slots.cache.writes_slots", lambda *_: True)
-    monkeypatch.setattr("specdec.slots.cache.write_slots", triton.write_slots)
+    monkeypatch.setattr("specdec.kernels.slots.reference.writes_slots", lambda *_: True)
+    monkeypatch.setattr("specdec.kernels.slots.reference.write_slots", triton.write_slots)
     other.open_window(slots)
     ours = other.update(*states, 0)
     for mine, his in zip(ours, theirs, strict=True):

@@ -12,7 +12,7 @@ import specdec
 from specdec.lab.evaluation import plots, read_prompts
 from specdec.lab.show.table import Table, Tabular
 from specdec.lab.trace import Trace
-from specdec.results import SpeculationStats
+from specdec.statistics import SpeculationStats
 
 
 @settings(max_examples=100, deadline=None)

@@ -7,7 +7,7 @@ import torch
 
 from specdec import zoo
 from specdec.lab.show.tokens import colour_key, coloured_pieces, coloured_text
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 
 TOKENIZER = zoo.load_tokenizer()
 TEXTS = {

@@ -18,13 +18,12 @@ from transformers import AttentionInterface
 
 from specdec import ModelDrafter, SpeculativeGenerator, Target, Tree
 from specdec.kernels import ragged_attention
-from specdec.kernels.attention import triton
+from specdec.kernels.attention import reference, triton
 from specdec.kernels.types import CAUSAL
 from specdec.slots import attention, visible
 from specdec.slots.attention import window_mask
 from specdec.slots.cache import Chunk, Window
-from specdec.targets import attention as hf_attention
-from specdec.targets import discovery
+from specdec.targets import discovery, queries
 from specdec.targets.attention import ATTENTION, slot_attention
 from specdec.targets.trial.probe import HFMask
 
@@ -139,7 +138,7 @@ def test_kernels_see_of_a_chunk_what_the_dense_mask_shows(has_tree, kernel, monk
         calls.append(args)
         return kernel(*args)
 
-    monkeypatch.setattr(attention, "attends_raggedly", lambda *args, **kwargs: True)
+    monkeypatch.setattr(reference, "attends_raggedly", lambda *args, **kwargs: True)
     monkeypatch.setattr("specdec.slots.ragged.ragged_attention", counted)
     ours = attention.attend(Window(slots, 32, has_kernels=True, **tree), *case)
     torch.testing.assert_close(ours, dense, rtol=0, atol=1e-5)
@@ -192,7 +191,7 @@ def test_the_self_test_finds_a_wrong_chunk(fault, dtype, monkeypatch):
     Target(model)
 
 
-TEMPERED = hf_attention._tempered
+TEMPERED = queries.tempered
 
 
 def of_the_first_row(module, query, window):
@@ -206,7 +205,7 @@ def by_slots(module, query, window):
 @pytest.mark.parametrize("fault", [of_the_first_row, lambda module, query, window: query])
 def test_the_self_test_finds_a_wrong_temperature(fault, monkeypatch):
     model = build("llama4", **TEMPERATURE)
-    monkeypatch.setattr(hf_attention, "_tempered", fault)
+    monkeypatch.setattr(queries, "tempered", fault)
     with pytest.raises(ValueError, match=r"layers\.3\.self_attn differs from its plain forward"):
         Target(model)
     monkeypatch.undo()
@@ -215,7 +214,7 @@ def test_the_self_test_finds_a_wrong_temperature(fault, monkeypatch):
 
 def test_a_temperature_by_slots_is_no_temperature_of_a_tree(monkeypatch):
     model = build("llama4", **TEMPERATURE)
-    monkeypatch.setattr(hf_attention, "_tempered", by_slots)
+    monkeypatch.setattr(queries, "tempered", by_slots)
     with pytest.raises(ValueError, match="cannot read the window of a tree"):
         Target(model).check_trees()
 

@@ -23,7 +23,8 @@ from specdec import ModelDrafter, SelfDrafter, SpeculativeGenerator, Target, Tre
 from specdec.drafters import Recent
 from specdec.graphs.tree import tables
 from specdec.loop import host
-from specdec.slots.cache import Compressor, SlotCache
+from specdec.slots.cache import SlotCache
+from specdec.slots.layout import Compressor
 from specdec.targets.edits import compressed
 from specdec.targets.edits.compressed import COMPRESSED, LayerSlots, compressed_attention
 from specdec.types import Draft, Queries

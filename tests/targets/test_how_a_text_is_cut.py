@@ -15,15 +15,18 @@ import transformers
 from architectures import VOCAB, build
 from diagonal import diagonal, first
 from drafting import ragged_prompts
+from encoder_decoders import build_whole
 from torch.nn.utils import parametrize
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 
 from specdec import PromptLookupDrafter, SpeculativeGenerator, Target
+from specdec.arguments import name_of
 from specdec.hf.foreign import has_own_code
-from specdec.hf.forward import code_of
+from specdec.hf.lookups import code_of
 from specdec.targets.edits import own_attention
+from specdec.targets.source import CausalDecoder
 
 WINDOWS = [5, 12, 30, 70, 255]
 
@@ -771,3 +774,13 @@ def test_a_hook_that_never_meets_its_size_is_run():
     model = build("llama")
     model.model.layers[1].register_forward_hook(of_size(lambda rows, count: count == 21))
     assert is_equal_or_refused(model, SpeculativeGenerator(model, "lookup")) == "equal"
+
+
+def test_of_this_library_the_decoder_of_an_encoder_decoder_alone_is_trusted():
+    """A function of any other file of it may act on places of a call, as anybody's may."""
+    assert not has_own_code(CausalDecoder(build_whole("bart")))
+    model = build("llama")
+    handle = model.lm_head.register_forward_hook(name_of)
+    assert has_own_code(model)
+    handle.remove()
+    assert not has_own_code(model)

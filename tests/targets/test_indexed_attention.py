@@ -23,7 +23,8 @@ from specdec import ModelDrafter, SelfDrafter, SpeculativeGenerator, Target, Tre
 from specdec.drafters import Recent
 from specdec.graphs.tree import tables
 from specdec.loop import host
-from specdec.slots.cache import Indexer, SlotCache
+from specdec.slots.cache import SlotCache
+from specdec.slots.layout import Indexer
 from specdec.targets import discovery
 from specdec.targets.edits import convolutions
 from specdec.targets.edits.blocks import BLOCKS as BLOCKED

@@ -10,6 +10,7 @@ from drafting import perturbed, ragged_prompts
 
 from specdec import EagleDrafter, ModelDrafter, SpeculativeGenerator, Target
 from specdec.drafters import EagleHead
+from specdec.kernels.attention import reference
 from specdec.lab.training.eagle import eagle_config
 from specdec.slots import attention, ragged
 from specdec.types import Draft
@@ -26,7 +27,7 @@ def no_mask(*_):
 def raggedly(monkeypatch):
     """Every window attends as a window of few tokens does on a GPU."""
     monkeypatch.setattr("specdec.slots.cache.has_kernels", lambda devices: True)
-    monkeypatch.setattr(attention, "attends_raggedly", lambda *_, **__: True)
+    monkeypatch.setattr(reference, "attends_raggedly", lambda *_, **__: True)
     monkeypatch.setattr(attention, "window_mask", no_mask)
 
 

@@ -19,8 +19,9 @@ from specdec.graphs.owned import size_bytes
 from specdec.graphs.rows import keep_rows, rows_to_keep
 from specdec.graphs.tree import fill
 from specdec.slots.attention import window_mask
-from specdec.slots.cache import KeyValueShape, SlotCache, Window, narrowed, round_up
+from specdec.slots.cache import SlotCache, Window, narrowed, round_up
 from specdec.slots.copies import copy_slots
+from specdec.slots.layout import KeyValueShape
 from specdec.slots.room import check_room
 from specdec.types import Draft
 

@@ -13,7 +13,7 @@ from chromium import CHROMIUM, chromium
 from specdec import SpeculativeGenerator, Tree, zoo
 from specdec.lab.show.text import visible
 from specdec.lab.trace import Trace
-from specdec.results import SpeculationStats
+from specdec.statistics import SpeculationStats
 
 TOKENIZER, TARGET = zoo.load_tokenizer(), zoo.load_target()
 DRAFTERS = {

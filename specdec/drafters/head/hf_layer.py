@@ -20,7 +20,7 @@ from specdec.drafters.head.layers import Attend
 from specdec.drafters.head.rotary import cosines_and_sines
 from specdec.hf.layers import ATTENTION_FIELD, decoder_layers, set_implementation
 from specdec.kernels import AttentionOptions
-from specdec.slots.cache import KeyValueShape
+from specdec.slots.layout import KeyValueShape
 
 HEAD_ATTENTION = "specdec_head"
 """The name under which HF layers of heads attend."""

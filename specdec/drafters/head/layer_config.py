@@ -14,7 +14,7 @@ from specdec.arguments import check_integer, check_number
 from specdec.drafters.head.config import check_fields, refuse
 from specdec.drafters.head.rotary import INTERLEAVED, SECTIONS, axes_of, cosines_and_sines
 from specdec.kernels import AttentionOptions
-from specdec.slots.cache import KeyValueShape
+from specdec.slots.layout import KeyValueShape
 
 
 class Convolution(NamedTuple):

@@ -166,7 +166,7 @@ def _answer(generator: Any, tokenizer: Any, inputs: dict[str, Any], options: dic
     template gets.
     """
     from specdec.lab.evaluation.prompts import reply_of
-    from specdec.results import SpeculationStats
+    from specdec.statistics import SpeculationStats
 
     plain = SimpleNamespace(decode=partial(tokenizer.decode, skip_special_tokens=True))
     steps, started_s = [], time.perf_counter()

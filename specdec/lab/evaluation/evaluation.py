@@ -25,8 +25,9 @@ from specdec.lab.evaluation.intervals import (
 )
 from specdec.lab.evaluation.run_file import EvaluatedBatch, EvaluatedRow, RunFile
 from specdec.lab.show.table import Table, Tabular
-from specdec.results import RowStep, SpeculationStats
+from specdec.row_step import RowStep
 from specdec.settings import called, differences
+from specdec.statistics import SpeculationStats
 
 SPEED_UNIT = "separate batch"
 """What intervals of speed resample: `Evaluation.separate_batches`."""

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from specdec.arguments import check_integer
 from specdec.drafters import NoDrafter
 from specdec.request.resolve import neutral, with_config
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 from specdec.samplers import RejectionSampler
 from specdec.settings import settings_of
 from specdec.targets import Target

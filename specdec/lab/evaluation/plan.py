@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMix
 
 from specdec.arguments import check_integer, check_number
 from specdec.generator import SpeculativeGenerator
-from specdec.hf.layers import attention_of
+from specdec.hf.lookups import attention_of
 from specdec.lab.evaluation.pictures import is_processor, tokenizer_of
 from specdec.lab.evaluation.prompts import Prompt, as_prompts, template_reads
 from specdec.request.call import read_request

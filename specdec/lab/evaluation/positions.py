@@ -24,7 +24,7 @@ from specdec.lab.trace import Trace
 from specdec.lab.trace.record import StepNumbers
 from specdec.request import Sampling
 from specdec.request.lists import left_padded
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 from specdec.samplers import LogitsFilter, Sampler
 from specdec.samplers.given import GivenText, emit
 from specdec.types import Draft, Verdict

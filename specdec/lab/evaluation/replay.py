@@ -41,7 +41,7 @@ from specdec.lab.evaluation.intervals import (
 from specdec.lab.show.table import Table, Tabular
 from specdec.lab.trace import Trace
 from specdec.lab.trace.record import StepNumbers
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 from specdec.samplers import BlockSampler, RejectionSampler, Sampler
 
 

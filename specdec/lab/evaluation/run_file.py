@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from specdec.arguments import check_integer, check_number
 from specdec.lab.evaluation.shared_file import SharedFile
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ def refuse_length() -> NoReturn:
 
 def refuse_name(result: Any, name: str) -> NoReturn:
     """Raises `AttributeError` for `result.name`."""
-    advice = f"it has {', '.join(result.__dataclass_fields__)}"
+    advice = f"it has {', '.join([*result.__dataclass_fields__, 'stats', 'origins'])}"
     if hasattr(Tensor, name):
         advice = f"result.sequences.{name} is that of the ids"
     raise AttributeError(f"GenerationResult has no {name!r}; {advice}", name=name, obj=result)

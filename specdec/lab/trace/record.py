@@ -18,8 +18,8 @@ from specdec.atomic import replacing, write_text
 from specdec.jsonl import naming_line, read_lines
 from specdec.lab.show.table import need
 from specdec.lab.trace.page import page_of
-from specdec.results import RowStep
-from specdec.types import depths_of
+from specdec.row_step import RowStep
+from specdec.tree_shape import depths_of
 
 _FORMAT = "specdec.trace/2"
 _SHOWN_ROWS = 8

@@ -15,10 +15,11 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer
 from specdec.drafters.model import ModelDrafter
+from specdec.drafters.verified import Verified
 from specdec.drafters.wrapped import WrappedDrafter
 from specdec.samplers.noise import Drawing
 from specdec.torch_names import buffers_of
-from specdec.types import Context, Draft, Verified
+from specdec.types import Context, Draft
 
 
 class _State(NamedTuple):

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from specdec.arguments import shown
+from specdec.targets.activation import ACTIVATED, activation_in
 from specdec.targets.edits.edit import Running
 from specdec.targets.view import wrap_forward
-from specdec.targets.watch import ACTIVATED, activation_in
 from specdec.torch_names import pre_hooks_of
+from specdec.types import Draft
 
 _INSTEAD = "generate with one adapter at a time (model.set_adapter, then generator.refresh())"
 
@@ -50,6 +52,17 @@ def adapter_indices(model: nn.Module, names: Sequence[str]) -> list[int]:
         known = ", ".join(map(repr, known))
         raise ValueError(f"row_inputs['adapter'] names {missing[0]!r}, and the model has {known}")
     return [known.index(name) for name in names]
+
+
+@torch.inference_mode()
+def tried_indices(target: Any, names: Sequence[str]) -> list[int]:
+    """`adapter_indices` of a target, after a forward in which rows have adapters."""
+    found = adapter_indices(target.model, names)
+    rows = torch.zeros(3, dtype=torch.long, device=target.device)
+    cache, draft = target.init_cache(3, 2), Draft(rows[:, None])
+    cache.row_inputs = {"adapter": rows, "prompt_end": rows}
+    target.verify(cache, rows, rows, draft)
+    return found
 
 
 def _layers_of_peft(model: nn.Module) -> dict[str, nn.Module]:
@@ -107,7 +120,7 @@ def _is_activated(variant: object) -> bool:
 
 
 def activation(
-    outer: nn.Module, model: nn.Module, prompts: Sequence[Sequence[int]]
+    outer: nn.Module, model: nn.Module, tokens: Tensor, lengths: Sequence[int]
 ) -> dict[str, list[int]]:
     """Row inputs of a model with Activated LoRA: how many tokens at the end of each row's prompt
     are adapted, as are all after them; 0 for none.
@@ -115,8 +128,10 @@ def activation(
     Args:
         outer: what the user handed over, a `PeftModel` or another wrapper of `model`.
         model: the HF model inside.
-        prompts: ids of each row.
+        tokens: `[B, L]`, each row's prompt from the first column on.
+        lengths: tokens of each prompt.
     """
+    prompts = [row[:n] for row, n in zip(tokens.tolist(), lengths, strict=True)]
     hooks = pre_hooks_of(activated_layers(model)[0]).values()
     found = next(filter(None, map(activation_in, hooks)), None)  # inside of PEFT's generate
     if found is None:

@@ -22,8 +22,9 @@ from specdec.hf.layers import ATTENTION_FIELD, BLOCK_COUNT, set_implementation
 from specdec.kernels import AttentionOptions
 from specdec.slots.attention import attend, seen_mask
 from specdec.slots.cache import SlotCache, Window
-from specdec.targets.attention import note_queries, slot_attention
+from specdec.targets.attention import slot_attention
 from specdec.targets.edits.edit import Running
+from specdec.targets.queries import note_queries
 from specdec.targets.view import wrap_forward
 from specdec.types import Queries
 

@@ -27,7 +27,8 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from specdec.hf.layers import ATTENTION_FIELD, ROTATE, has_compressor, set_implementation
 from specdec.slots.attention import sees
-from specdec.slots.cache import Compressor, KeyValueShape, SlotCache, Window
+from specdec.slots.cache import SlotCache, Window
+from specdec.slots.layout import Compressor, KeyValueShape
 from specdec.targets.attention import ATTENTION
 from specdec.targets.edits.convolutions import with_cache
 from specdec.targets.edits.edit import Running

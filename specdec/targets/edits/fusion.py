@@ -22,7 +22,8 @@ from specdec.kernels.linear.reference import scaled_linear
 from specdec.targets.edits.edit import Faster
 from specdec.targets.edits.joint import JointProduct
 from specdec.targets.view import own_copy, private_view
-from specdec.torch_names import is_hooked, mark_dynamic, num_dispatch_modes
+from specdec.targets.watch import is_hooked
+from specdec.torch_names import mark_dynamic, num_dispatch_modes
 
 
 class Fusion(Faster):

@@ -29,11 +29,13 @@ from specdec.hf.layers import (
 )
 from specdec.kernels import AttentionOptions
 from specdec.slots.attention import attend, seen_mask
-from specdec.slots.cache import Indexer, KeyValueShape, Window
-from specdec.targets.attention import ATTENTION, note_queries, slot_attention
+from specdec.slots.cache import Window
+from specdec.slots.layout import Indexer, KeyValueShape
+from specdec.targets.attention import ATTENTION, slot_attention
 from specdec.targets.edits.blocks import BLOCK, choose_few_blocks, edit_blocks, reads_blocks
 from specdec.targets.edits.edit import Running
 from specdec.targets.edits.pooled import edit_pools, pool_size
+from specdec.targets.queries import note_queries
 from specdec.targets.trial.probe import HFMask
 from specdec.targets.view import wrap_forward
 from specdec.types import Queries

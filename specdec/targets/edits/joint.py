@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from specdec.hf.layers import GATE_UP, QKV
 from specdec.targets.edits.edit import Faster
 from specdec.targets.view import wrap_forward
-from specdec.torch_names import is_hooked
+from specdec.targets.watch import is_hooked
 
 
 class Group(NamedTuple):

@@ -25,7 +25,7 @@ from specdec.slots.cache import Window
 from specdec.targets.attention import ATTENTION
 from specdec.targets.edits.edit import Faster
 from specdec.targets.edits.indexed import INDEXED
-from specdec.torch_names import is_hooked
+from specdec.targets.watch import is_hooked
 
 METHOD, MATRIX = "expand_kv", "kv_b_proj"
 """Of these modules: what makes keys and values of latents, and the layer that it calls."""

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from transformers import PreTrainedModel
 
+from specdec.arguments import check_integer
 from specdec.hf.encoders import hands_biases_on
 from specdec.hf.layers import decoder_layers
 from specdec.targets.edits.edit import Edit
+from specdec.targets.route import Route
 from specdec.targets.view import wrap_forward
+
+
+def check_part(layers: Sequence[int], model: PreTrainedModel, route: Route) -> None:
+    """Raises `ValueError` unless a model runs with these of its decoder layers alone."""
+    count = len(decoder_layers(model)[1])
+    for layer in layers:
+        check_integer("layers", layer, 0, count - 1)
+    if route.mixers and len({*layers}) < count:
+        raise ValueError(
+            f"no layers of {type(model).__name__} can be left out: its recurrent layers "
+            "remember one window together; run all of them (layers=None)"
+        )
 
 
 def only_layers(layers: Collection[int], *, returns_tuples: bool) -> Edit:

@@ -26,7 +26,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.graphs.tree import shared
-from specdec.slots.cache import KeyValueShape, SlotCache, Stored, Window
+from specdec.slots.cache import SlotCache, Window
+from specdec.slots.layout import KeyValueShape, Stored
 from specdec.targets.view import wrap_forward
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.hf.forward import device_of
+from specdec.targets.activation import ACTIVATED
 from specdec.targets.forward import forward, open_window
 from specdec.targets.route import Route
 from specdec.targets.trial.witness import (
@@ -24,7 +25,6 @@ from specdec.targets.trial.witness import (
     trial_texts,
 )
 from specdec.targets.views import open_views
-from specdec.targets.watch import ACTIVATED
 
 NUM_TOKENS = 10
 """Of the texts."""

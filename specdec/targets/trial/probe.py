@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from specdec.slots.attention import sees
 from specdec.slots.cache import Chunk
-from specdec.targets.attention import refuse
+from specdec.targets.wrappers import refuse_attention
 
 PROBE = "specdec_probe"
 """The name under which masks are probed."""
@@ -74,9 +74,9 @@ def probe_attention(
         ValueError: the model drops `slot_window` on the way, or brings a mask or biases of its own.
     """
     if slot_window is None:
-        refuse(module, None)
+        refuse_attention(module, None)
     if not isinstance(attention_mask, HFMask | None):
-        refuse(module, attention_mask)
+        refuse_attention(module, attention_mask)
     if position_bias is not None:
         raise ValueError(f"{type(module).__name__} adds biases of its own to its scores")
     mask = attention_mask

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.targets.edits.edit import Edit, name_of
+from specdec.targets.reading import decoder_of_text
 from specdec.targets.route import Route
 from specdec.targets.trial.calls import CallTrial, Windows, windows_of_call
 from specdec.targets.trial.rounding import Judge
@@ -82,7 +83,9 @@ def try_call(
     keys |= {each: (each, names) for each in prompts}
     for each in (steps, prompts):
         windows = {one for one in each if keys[one] not in target.tried_windows}
-        _try_windows(target.decoder_of_text, target.route, target.edits, windows, own, num_rows)
+        _try_windows(
+            decoder_of_text(target.model), target.route, target.edits, windows, own, num_rows
+        )
         target.tried_windows.update(keys[one] for one in windows)
 
 

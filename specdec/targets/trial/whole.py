@@ -11,11 +11,12 @@ from specdec.hf.foreign import foreign_method
 from specdec.hf.forward import OFFLOADING, device_of
 from specdec.targets.discovery import find_route
 from specdec.targets.edits.edit import Edit
+from specdec.targets.reading import decoder_of_text
 from specdec.targets.route import Route
 from specdec.targets.wrappers import refuse_training, refuse_unsupported
 
 
-def refuse_model(model: PreTrainedModel) -> None:
+def _refuse_model(model: PreTrainedModel) -> None:
     """Raises `ValueError` for a model that cannot be decoded, as its class and modules say."""
     refuse_unsupported(model)
     if model.training:
@@ -32,7 +33,6 @@ def refuse_model(model: PreTrainedModel) -> None:
 def try_model(
     outer: nn.Module,
     model: PreTrainedModel,
-    decoder: PreTrainedModel,
     *,
     fuse: bool | None,
     edits: Sequence[Edit],
@@ -43,10 +43,14 @@ def try_model(
 
     Args:
         outer, model, edits: as the attributes of `SlotModel`.
-        decoder: what reads text, see `SlotModel.decoder_of_text`.
         fuse: see `Target`.
         num_tokens: of the longest text to come.
+
+    Raises:
+        ValueError: a model that cannot be decoded.
     """
+    _refuse_model(model)
+    decoder = decoder_of_text(model)
     route = find_route(decoder, fuse=fuse, num_tokens=num_tokens)
     if edits:
         from specdec.targets.trial.users_code import try_edits

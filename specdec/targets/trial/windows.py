@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from specdec.graphs.tree import fill
 from specdec.hf.positions import position_limit
-from specdec.slots.cache import Chunk, KeyValueShape, SlotCache, narrowed
+from specdec.slots.cache import Chunk, SlotCache, narrowed
+from specdec.slots.layout import KeyValueShape
 from specdec.slots.room import memory_bytes
 from specdec.targets.edits.edit import Edit
 from specdec.targets.families import asked

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from specdec.hf.foreign import is_of_hf
 from specdec.hf.forward import CACHES, cache_argument, device_of, takes_positions
-from specdec.hf.prompts import special_tokens
+from specdec.hf.special_ids import special_tokens
 from specdec.torch_names import uncompiled
 
 NUM_STEPS = 3

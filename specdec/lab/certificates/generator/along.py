@@ -20,7 +20,7 @@ from specdec.lab.certificates.generator.directions import DIRECTIONS, DRAFT_ABOV
 from specdec.lab.certificates.generator.learned import Learned
 from specdec.lab.certificates.generator.martingale import ON_ALTERNATIVES, Wealth, needed_score
 from specdec.lab.certificates.generator.reading import Reader, ZeroToken
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 from specdec.targets import Target
 
 _SIGMAS = 1.96  # of 95 % intervals

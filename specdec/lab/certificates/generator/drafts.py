@@ -21,7 +21,7 @@ from specdec.drafters import Drafter
 from specdec.generator import SpeculativeGenerator
 from specdec.request.lists import left_padded
 from specdec.samplers import LogitsFilter
-from specdec.targets.watch import ACTIVATED
+from specdec.targets.activation import ACTIVATED
 from specdec.types import Context
 
 MOST_ROWS, MOST_STEPS = 4, 8

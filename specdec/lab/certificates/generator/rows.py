@@ -33,7 +33,7 @@ from specdec.loop.host import Generation, OutputCollector
 from specdec.loop.outcome import Outcome
 from specdec.request import Sampling
 from specdec.request.lists import left_padded
-from specdec.results import RowStep
+from specdec.row_step import RowStep
 from specdec.samplers import LogitsFilter, Stream
 
 FEWEST_ROWS, MOST_ROWS = 4, 8

@@ -14,7 +14,8 @@ from specdec.lab.certificates.sampler.problems import Problems
 from specdec.loop.faults import check_decisions
 from specdec.loop.step import check_verdict
 from specdec.samplers import LogitsFilter, ScriptedNoise, Stream
-from specdec.types import PAD_TOKEN, Draft, Verdict, depths_of
+from specdec.tree_shape import depths_of
+from specdec.types import PAD_TOKEN, Draft, Verdict
 
 Decide = Callable[[Draft, Tensor, LogitsFilter, ScriptedNoise], Verdict]
 """A sampler."""

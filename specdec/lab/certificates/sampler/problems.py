@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from specdec.types import depths_of
+from specdec.tree_shape import depths_of
 
 DraftKind = Literal["soft", "point-mass", "short point-mass", "mixed"]
 
