@@ -43,7 +43,7 @@ OF_NAMED_TUPLES = {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}
 IN_FILES = {"_codebook", "_torchspec_version", "_norm_eps", "_0"}
 """Keys that other programs write."""
 PARTS_OF_NAMES = {"_rate_", "_low", "_high", "_SPECDEC_COMPLETE"}
-BUFFERS = {"_newest", "_parents", "_sorted_prompts", "_probs", "_num_seen", "_count"}
+BUFFERS = {"_newest", "_parents", "_sorted_prompts"}
 """Which no assignment makes."""
 LIBRARIES = nn.Linear(1, 1), PreTrainedModel, PreTrainedConfig(), Trainer
 OF_LIBRARIES = {name for one in LIBRARIES for name in dir(one) if private(name)}

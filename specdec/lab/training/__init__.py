@@ -12,7 +12,6 @@ _HOMES = {
     "mask_token": ["MaskRollouts"],
     "medusa": ["EveryHead"],
     "mtp": ["MultiTokenPrediction"],
-    "online": ["KeepVerified", "OnlineDistillation"],
     "pictures": ["AnswerTimeTest", "Answered", "AnsweredStream"],
     "trainer": ["ObjectiveArguments", "ObjectiveTrainer"],
 }
