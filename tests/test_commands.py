@@ -68,7 +68,6 @@ READERS = {
 """What stands in the place of the reader's files."""
 SHORT = {
     "generate": "--max-new-tokens 8",
-    "chat": "--max-new-tokens 8",
     "demo": "--max-new-tokens 8",
     "evaluate": "--limit 2 --max-new-tokens 8",
     "certify": "--samples 2 --max-new-tokens 8 --audit-tokens 4",

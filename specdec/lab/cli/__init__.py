@@ -16,7 +16,6 @@ from specdec import __version__
 from specdec.lab.cli.ablate import ablate
 from specdec.lab.cli.answers import answers
 from specdec.lab.cli.certify import certify
-from specdec.lab.cli.chat import chat
 from specdec.lab.cli.demo import demo
 from specdec.lab.cli.evaluate import evaluate
 from specdec.lab.cli.generate import generate
@@ -27,8 +26,7 @@ from specdec.lab.cli.train import train
 from specdec.lab.cli.zoo import zoo
 from specdec.lab.show.text import one_line, printable
 
-COMMANDS = demo, generate, chat, evaluate, ablate, plan, certify, inspect, zoo
-COMMANDS += answers, train
+COMMANDS = demo, generate, evaluate, ablate, plan, certify, inspect, zoo, answers, train
 """Functions import models and all that computes when they run, so that help comes at once."""
 INPUT_ERRORS = (ValueError, TypeError, OSError, ImportError, FloatingPointError, ArgumentError)
 EXIT_BAD_INPUT = 2
