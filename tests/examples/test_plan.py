@@ -1,4 +1,4 @@
-"""A plan of how much to draft: it says first how long it takes, and takes about a minute by default."""
+"""A plan of how much to draft says first how long it takes, and takes about a minute by default."""
 
 import re
 import time
