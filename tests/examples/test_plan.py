@@ -5,6 +5,7 @@ import time
 
 import pytest
 from diagonal import first
+from typer import BadParameter
 
 from examples.plan import main
 
@@ -36,3 +37,10 @@ def test_more_time_measures_on_more_prompts(small, capsys):
     main([*few, "--minutes", "10"])
     _, prompts, tokens, *_ = map(int, ESTIMATE.match(capsys.readouterr().out).groups())
     assert (prompts, tokens) == (16, 2)
+
+
+def test_what_cannot_be_planned_is_told_before_anything_is_loaded():
+    with pytest.raises(SystemExit, match="plan compares lengths of drafts; name a --drafter"):
+        main(["--drafter", "none"])
+    with pytest.raises(BadParameter, match="must be like 1,8, got 1,x"):
+        main(["--batch-sizes", "1,x"])
