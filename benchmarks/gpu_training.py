@@ -1,5 +1,5 @@
 """Training an EAGLE-3 head for a target that is spread over the GPUs of one host: tokens per
-second, and memory beside the estimate of `specdec train --dry-run --spread-target`; with `--fsdp`,
+second, and memory beside the estimate of `training_memory.py` for `--spread-target`; with `--fsdp`,
 for layers that FSDP2 shards (`--shard-target`).
 
     PYTHONPATH=. torchrun --nproc-per-node 2 benchmarks/gpu_training.py --shape 30B-A3B
@@ -23,12 +23,12 @@ from timing import DEVICE, about, synchronize
 from torch import Tensor, distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
+from training_memory import StepMemory, process_memory
 from transformers import AutoModelForCausalLM, PreTrainedModel, PrinterCallback, TrainerCallback
 from transformers.distributed import DistributedConfig
 
 from specdec.drafters import EagleDrafter
 from specdec.hf.prompts import auto_class
-from specdec.lab.cli.training_memory import process_memory
 from specdec.lab.show.table import Table
 from specdec.lab.training import (
     ObjectiveArguments,
@@ -37,7 +37,6 @@ from specdec.lab.training import (
     TrainingTimeTest,
     new_head,
 )
-from specdec.lab.training.memory import StepMemory
 from specdec.lab.training.target_parts import keep_tables_whole, spread_plan
 
 STEPS, WARM_UP = 12, 3
@@ -95,7 +94,7 @@ def objective_of(target: PreTrainedModel, ids: Tensor) -> TrainingTimeTest:
 
 
 def estimate(config, args: ObjectiveArguments, ids: Tensor, *, is_sharded: bool) -> StepMemory:
-    """What the dry run says of the same arguments."""
+    """What `training_memory.py` says of the same arguments."""
     ways = {"is_sharded": is_sharded, "is_spread": not is_sharded}
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device(args.device):
         target = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from examples.replay import every_position
+from examples.replay import replay as replayed
 from specdec import SelfDrafter, SpeculativeGenerator, Target
 from specdec.drafters.visible import draft_cache
-from specdec.lab.evaluation import costs, every_position, measure_costs, own_prompts, read_prompts
-from specdec.lab.evaluation import replay as replayed
+from specdec.lab.evaluation import costs, measure_costs, own_prompts, read_prompts
 from specdec.lab.evaluation.costs import CostCurve
 from specdec.lab.evaluation.prompts import encode
 from specdec.lab.trace import Trace

@@ -23,6 +23,10 @@ except ImportError:  # not on Windows
 
 _MOVING = ".specdec-moving"
 """Of new files that take their places one by one."""
+_LAST = "config.json"
+"""The file without which nobody reads the others. It comes last, and is away before, so that nobody
+reads old files by a new one, or new ones by an old one.
+"""
 
 
 @contextmanager
@@ -71,21 +75,17 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 @contextmanager
-def replacing_files(
-    folder: str | Path, *, last: str = "config.json", instead_of: str = ""
-) -> Iterator[Path]:
+def replacing_files(folder: str | Path, *, instead_of: str = "") -> Iterator[Path]:
     """A folder whose files take the places of those in `folder` at the end of the block, when all
     of them are on the disk; none does where the block, or the disk, fails.
 
     The new files are first renamed together, to the folder `.specdec-moving`, and then one by one,
-    while `last` is away: whoever reads in between finds no `last`. Where the process is killed in
+    while config.json is away: whoever reads in between finds none. Where the process is killed in
     between, `check_whole` says so and the next call moves the remaining files first. Processes that
     end a block at the same time wait for each other, so that the files of one of them are found.
 
     Args:
         folder: is made if need be; other files in it stay.
-        last: the file without which nobody reads the others. It comes last, and is away before, so
-            that nobody reads old files by a new one, or new ones by an old one.
         instead_of: a pattern of old files that are removed where they are not replaced.
 
     Raises:
@@ -113,7 +113,7 @@ def replacing_files(
         with _alone(folder) as is_alone:
             moving = folder / _MOVING
             if is_alone and moving.exists():  # of a process that was killed
-                _move(moving, folder, last)
+                _move(moving, folder)
             try:
                 os.rename(part, moving)
             except OSError as error:
@@ -122,32 +122,28 @@ def replacing_files(
                 raise OSError(
                     f"nothing was written to {folder}: another process is replacing its files, or "
                     "was killed while it did, and this file system has no locks to tell which. "
-                    f"{_by_hand(folder, last)}, remove that folder, and save again"
+                    f"{_by_hand(folder)}, remove that folder, and save again"
                 ) from error
-            _move(moving, folder, last, instead_of)
+            _move(moving, folder, instead_of)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     _flush_folder(folder)
 
 
-def check_whole(folder: str | Path, *, last: str = "config.json") -> None:
-    """Raises `ValueError` for a folder some of whose files were replaced, and not the last one: the
+def check_whole(folder: str | Path) -> None:
+    """Raises `ValueError` for a folder some of whose files were replaced, and not config.json: the
     process that did it was killed, or is at work.
-
-    Args:
-        folder: see `replacing_files`.
-        last: the file that comes last.
     """
     folder = Path(folder)
-    if (folder / _MOVING).is_dir() and not (folder / last).exists():
+    if (folder / _MOVING).is_dir() and not (folder / _LAST).exists():
         raise ValueError(
             f"the files in {folder} are being replaced, or the process that did it was killed: old "
-            f"and new ones are mixed, and there is no {last}. Wait, or save again. "
-            f"{_by_hand(folder, last)}"
+            f"and new ones are mixed, and there is no {_LAST}. Wait, or save again. "
+            f"{_by_hand(folder)}"
         )
 
 
-def finish_replacing(folder: str | Path, *, last: str = "config.json") -> None:
+def finish_replacing(folder: str | Path) -> None:
     """Gives the files their places that a killed process of `replacing_files` left to be moved; for
     those who look at the old files before they replace them.
     """
@@ -155,24 +151,24 @@ def finish_replacing(folder: str | Path, *, last: str = "config.json") -> None:
     if (folder / _MOVING).is_dir():
         with _alone(folder) as is_alone:
             if is_alone and (folder / _MOVING).is_dir():
-                _move(folder / _MOVING, folder, last)
+                _move(folder / _MOVING, folder)
 
 
-def _by_hand(folder: Path, last: str) -> str:
+def _by_hand(folder: Path) -> str:
     return (
-        f"If no process is saving there, move the files in {folder / _MOVING} to {folder}, {last} "
+        f"If no process is saving there, move the files in {folder / _MOVING} to {folder}, {_LAST} "
         "at the end"
     )
 
 
-def _move(moving: Path, folder: Path, last: str, instead_of: str = "") -> None:
+def _move(moving: Path, folder: Path, instead_of: str = "") -> None:
     """Gives all files their places; goes on where a call that was killed had ended."""
-    if (folder / last).exists():
-        if (moving / last).exists():
-            (folder / last).unlink()
+    if (folder / _LAST).exists():
+        if (moving / _LAST).exists():
+            (folder / _LAST).unlink()
         else:
-            os.rename(folder / last, moving / last)
-    files = sorted(_files(moving), key=lambda file: file == moving / last)
+            os.rename(folder / _LAST, moving / _LAST)
+    files = sorted(_files(moving), key=lambda file: file == moving / _LAST)
     places = [folder / file.relative_to(moving) for file in files]
     for old in folder.glob(instead_of) if instead_of else ():
         if old.is_file() and old not in places:

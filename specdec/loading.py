@@ -122,23 +122,6 @@ def load_target(
     return load_causal_lm(name, dtype=dtype, device=device, is_local=is_local), tokenizer
 
 
-def load_empty_target(name: str) -> PreTrainedModel:
-    """A causal LM of a configuration, whose weights are not loaded: it is for
-    torch's `FakeTensorMode`, in which making them takes no memory.
-
-    Args:
-        name: as for `load_target`.
-
-    Raises:
-        ValueError: there is no such model.
-    """
-    name, dtype = place_of(name)
-    config = load_pretrained("AutoConfig", name, local_files_only=find_pretrained(name))
-    own = getattr(transformers, auto_class(config))
-    dtype = (config.dtype or torch.float32) if dtype == "auto" else dtype
-    return own.from_config(config, dtype=dtype)
-
-
 def place_of(name: str, dtype: str | torch.dtype = "auto") -> tuple[str, str | torch.dtype]:
     """The folder or id of a model, and its data type: the zoo is computed in float32."""
     if name != "zoo":

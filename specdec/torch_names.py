@@ -104,9 +104,6 @@ def _found(home: str, name: str, use: str) -> Any:
 TorchDispatchMode = _found(
     "torch.utils._python_dispatch", "TorchDispatchMode", "operations of a call are watched"
 )
-FakeTensorMode = _found(
-    "torch._subclasses.fake_tensor", "FakeTensorMode", "memory is estimated without data"
-)
 num_dispatch_modes = _found(
     "torch._C", "_len_torch_dispatch_stack", "compiled code steps aside under a dispatch mode"
 )

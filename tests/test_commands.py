@@ -68,11 +68,9 @@ READERS = {
 """What stands in the place of the reader's files."""
 SHORT = {
     "generate": "--max-new-tokens 8",
-    "chat": "--max-new-tokens 8",
     "demo": "--max-new-tokens 8",
     "evaluate": "--limit 2 --max-new-tokens 8",
     "certify": "--samples 2 --max-new-tokens 8 --audit-tokens 4",
-    "plan": "--max-new-tokens 8 --rounds 1 --batch-sizes 1,2 --num-draft-tokens 2",
     "answers": "--max-new-tokens 8",
     "train": "--steps 2 --tokens-per-step 64 --length 32 --evaluation-prompts 2",
 }

@@ -16,6 +16,7 @@ from drafter_table import MODEL, make
 from transformers import GenerationConfig
 
 import specdec
+from examples.replay import every_position, replay
 from specdec import (
     BlockSampler,
     CouplingSampler,
@@ -26,7 +27,7 @@ from specdec import (
     zoo,
 )
 from specdec.lab.certificates import ForeignSampler, huggingface_rule
-from specdec.lab.evaluation import compare, evaluate, every_position, replay
+from specdec.lab.evaluation import compare, evaluate
 from specdec.lab.training import MaskRollouts, TrainingTimeTest, eagle, mask_token
 
 PROMPTS = torch.randint(5, 61, (3, 9), generator=torch.Generator().manual_seed(1))

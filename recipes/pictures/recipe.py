@@ -22,18 +22,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
 
+from recipes.pictures.answers import Answered, AnsweredStream, AnswerTimeTest
 from recipes.pictures.shapes import END, IMAGE, PATCH, SIZE, Captions, make_processor
 from specdec import SpeculativeGenerator
 from specdec.atomic import write_text
 from specdec.drafters.eagle import EagleDrafter, EagleHead
 from specdec.lab.evaluation import difference, evaluate
-from specdec.lab.training import (
-    Answered,
-    AnsweredStream,
-    AnswerTimeTest,
-    ObjectiveArguments,
-    ObjectiveTrainer,
-)
+from specdec.lab.training import ObjectiveArguments, ObjectiveTrainer
 from specdec.lab.training.eagle import eagle_config
 from specdec.lab.training.heads import untrained
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlavaProcessor, PreTrainedTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from specdec.lab.training import Answered
+from recipes.pictures.answers import Answered
 
 SIZE, PATCH = 48, 12
 COLOURS = {

@@ -14,6 +14,7 @@ from test_certify_noise import ReusedOnTheNextStep, with_noise
 from test_certify_runs import Stateless
 from text_laws import DRAFT, PROMPT, TARGET, tiny
 
+from examples.replay import every_position, replay
 from specdec import (
     Draft,
     ModelDrafter,
@@ -25,7 +26,7 @@ from specdec import (
 )
 from specdec.lab.certificates.generator.noise import audit_noise
 from specdec.lab.certificates.generator.text import audit_text
-from specdec.lab.evaluation import compare, every_position, measure_costs, replay
+from specdec.lab.evaluation import compare, measure_costs
 from specdec.request import Sampling
 from specdec.samplers import BlockSampler
 

@@ -32,7 +32,7 @@ def test_help_fits_80_columns(command, monkeypatch, capsys):
     assert max(map(len, shown.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("command", ["generate", "evaluate", "certify", "plan"])
+@pytest.mark.parametrize("command", ["generate", "evaluate", "certify"])
 def test_the_help_of_a_drafter_names_every_form(command):
     (option,) = (option for option in COMMANDS[command].params if option.name == "drafter")
     for name in ("none", "lookup", "suffix", "mine.py:make", *(f"zoo:{n}" for n in zoo.DRAFTERS)):

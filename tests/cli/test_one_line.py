@@ -126,8 +126,6 @@ REFUSED = {
     "certify --samples x": "'--samples': .* valid integer",
     "certify --prompt a --prompts 2": "--prompts belongs to prompts of source",
     "certify --temperature=-1": "--temperature must be",
-    "plan --drafter none": "plan compares lengths of drafts; name a --drafter",
-    "plan --batch-sizes 1,x": "'--batch-sizes': must be like 1,8, got 1,x",
     f"inspect {HEAD} --prompt a": "--prompt belongs to the parity check .*pass --target",
     f"inspect {HEAD} --num-draft-tokens 8": "--num-draft-tokens belongs to the parity",
     "inspect lookup --max-new-tokens 8": "--max-new-tokens belongs to the parity check of a head",

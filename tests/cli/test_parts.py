@@ -33,7 +33,6 @@ COMMANDS = {
     "generate": ["--target", "zoo", "--prompt", "a b a b a", *SAMPLED],
     "evaluate": [*SHORT, "--tree", "6x3"],
     "certify": ["--prompts", "1", "--samples", "2", "--max-new-tokens", "4", "--audit-tokens", "2"],
-    "plan": [*SHORT, "--num-draft-tokens", "2", "--batch-sizes", "1", "--rounds", "1"],
 }
 
 

@@ -14,6 +14,7 @@ from pictured_processors import NAMES, asked_of_hf, paint, save, shown
 from PIL import Image
 from transformers import AutoProcessor
 
+from examples.chat import main as chat
 from specdec import zoo
 from specdec.lab.cli import main
 
@@ -148,15 +149,15 @@ TEXT_ALONE = "specdec: the zoo's target reads text alone: --target names a model
 
 
 @pytest.fixture(name="talk")
-def _talk(run, monkeypatch):
-    """Sends lines to `specdec chat`; what it wrote between its help and its end, and errors."""
+def _talk(capsys, monkeypatch):
+    """Sends lines to `examples/chat.py`; what it wrote between its help and its end, and errors."""
 
     def talk(target, *lines):
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        command = ["chat", "--target", target, "--max-new-tokens", 8, "--dtype", "float32"]
-        code, out, errors = run(*command)
-        assert code == 0
-        return out.split("ends an answer\n", 1)[1], errors
+        chat(["--target", str(target), "--max-new-tokens", "8", "--dtype", "float32"])
+        seen = capsys.readouterr()
+        errors = [line for line in seen.err.splitlines() if "specdec: " in line]
+        return seen.out.split("ends an answer\n", 1)[1], errors
 
     return talk
 

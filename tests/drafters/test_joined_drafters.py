@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
+from examples.online_distillation import KeepVerified
 from specdec import (
     Context,
     Draft,
@@ -29,7 +30,6 @@ from specdec import (
     SpeculativeGenerator,
     Tree,
 )
-from specdec.lab.training import KeepVerified
 from specdec.samplers import LogitsFilter, Noise
 from specdec.settings import differences
 

@@ -39,7 +39,7 @@ from specdec import (
     Tree,
     WrappedDrafter,
 )
-from specdec.lab.evaluation.positions import with_draft_length
+from specdec.lab.evaluation.sweep import with_draft_length
 from specdec.samplers import GBVSampler
 from specdec.settings import differences
 

@@ -5,9 +5,8 @@ import pytest
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
-from specdec import BlockSampler, ModelDrafter, SpeculativeGenerator
-from specdec.lab.evaluation import evaluate, every_position, plots, replay
-from specdec.lab.evaluation.costs import CostCurve
+from specdec import ModelDrafter, SpeculativeGenerator
+from specdec.lab.evaluation import evaluate, plots
 from specdec.lab.trace import Trace
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -37,23 +36,6 @@ def test_acceptance_by_position():
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["draft"]
 
 
-def test_time_per_token_and_the_roof():
-    options = {"max_new_tokens": 20, "do_sample": True, "seed": 0, "trace": True}
-    trace = every_position(GENERATOR, GENERATOR.generate(IDS, MASK, **options).trace)
-    replays = [replay(trace, num_draft_tokens=k, sampler=BlockSampler()) for k in (4, 1, 2)]
-    costs = CostCurve([10.0] * 3, {0: [10.0] * 3, 4: [14.0] * 3})
-    ax = plots.time_per_token({"draft": (replays, costs)})
-    expected = [
-        (10 + k) / found.acceptance_length.value
-        for k, found in sorted((r.num_draft_tokens, r) for r in replays)
-    ]
-    assert lines_of(ax)["draft"].tolist() == pytest.approx(expected)
-    drawn = plots.cost_roof(replays, costs, ax=matplotlib.pyplot.figure().add_subplot())
-    lines = lines_of(drawn)
-    assert lines["everything accepted"].tolist() == [2, 3, 5]
-    assert lines["cost of a step: break-even"].tolist() == pytest.approx([1.1, 1.2, 1.4])
-
-
 def test_the_intervals_of_several_lines_stand_side_by_side():
     evaluation = evaluate(GENERATOR, PROMPTS * 2, **OPTIONS)
     ax = plots.acceptance_by_position({name: evaluation for name in "abc"})
@@ -76,16 +58,3 @@ def test_a_timeline_has_every_part_of_every_step():
     assert len(gained) == len(trace.times)
     long = Trace(trace.steps, trace.numbers, trace.times * 41, trace.prompts)
     assert not plots.timeline(long).texts  # they would overlap
-
-
-def test_two_replays_of_one_length_are_refused():
-    """One of them would be drawn, and nobody would know which."""
-    trace = GENERATOR.generate(IDS, MASK, **OPTIONS, seed=0, trace=True).trace
-    found = replay(every_position(GENERATOR, trace), num_draft_tokens=2, sampler=BlockSampler())
-    curve = CostCurve([1.0] * 3, {k: [1.0 + k] * 3 for k in range(3)})
-    for draw in (
-        lambda: plots.cost_roof([found, found], curve),
-        lambda: plots.time_per_token({"ours": ([found, found], curve)}),
-    ):
-        with pytest.raises(ValueError, match="one replay of each K, got K = 2, 2"):
-            draw()

@@ -8,7 +8,6 @@ from drafting import perturbed
 
 from specdec import (
     BlockSampler,
-    CouplingSampler,
     ModelDrafter,
     PromptLookupDrafter,
     certify,
@@ -19,14 +18,12 @@ from specdec.lab.evaluation import (
     Prompt,
     Study,
     evaluate,
-    every_position,
     measure_costs,
-    replay,
     sweep,
 )
 from specdec.lab.evaluation.costs import CostCurve
 from specdec.lab.evaluation.intervals import bootstrap
-from specdec.lab.evaluation.positions import with_draft_length
+from specdec.lab.evaluation.sweep import with_draft_length
 from specdec.lab.show.table import Table
 from specdec.row_step import RowStep
 from specdec.statistics import SpeculationStats
@@ -35,9 +32,6 @@ TARGET = build("llama")
 GENERATOR = Generator(TARGET, ModelDrafter(perturbed(TARGET), 3))
 LOOKUP = Generator(TARGET, PromptLookupDrafter(3))
 IDS = torch.tensor([[5, 6, 7, 5, 6]])
-TRACE = GENERATOR.generate(IDS, max_new_tokens=9, do_sample=True, seed=0, trace=True).trace
-WHOLE = every_position(GENERATOR, TRACE)
-BLOCK = BlockSampler()
 CURVE = CostCurve([10.0], {0: [10.0], 4: [14.0]})
 
 
@@ -51,10 +45,6 @@ def stats(*step, k=1, **options):
 
 def prompt(*turns):
     return lambda: Prompt("a", turns)
-
-
-def replayed(trace=WHOLE, sampler=BLOCK, k=2):
-    return lambda: replay(trace, num_draft_tokens=k, sampler=sampler)
 
 
 REFUSED = [
@@ -97,25 +87,6 @@ REFUSED = [
     (lambda: bootstrap(np.zeros((0, 2)), None), ValueError, "at least one cluster"),
     (lambda: bootstrap(np.ones((9, 2)), None, level=95), ValueError, "level"),
     (lambda: Estimate(1.0, 2.0, 0.0), ValueError, "low must be at most high"),
-    (lambda: every_position(GENERATOR, None), TypeError, "trace=True"),
-    (
-        lambda: every_position(GENERATOR, [TRACE]),
-        TypeError,
-        "trace must be a Trace, got .*trace=Tr",
-    ),
-    (
-        replayed(None),
-        TypeError,
-        r"got None; a result has a trace where generate\(..., trace=True\)",
-    ),
-    (replayed(TRACE), ValueError, "roots of its own run only"),
-    (replayed(sampler=CouplingSampler()), TypeError, "replay knows"),
-    (replayed(k=4), ValueError, "num_draft_tokens"),
-    (
-        lambda: replayed()().speedup(CostCurve([1.0], {0: [1.0], 1: [1.0]})),
-        ValueError,
-        "measure it",
-    ),
     (lambda: Table(["a", "b"], [["x"]]), ValueError, "1 cells under a header of 2"),
     (stats([1], 5, [1]), ValueError, "accepted 5"),
     (stats([1, 2], 1, [1, 9]), ValueError, "at most K = 1"),
@@ -134,11 +105,3 @@ def test_a_file_that_is_no_study_is_refused(content, tmp_path):
     (tmp_path / "study.json").write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match="is no folder of a study"):
         Study.load(tmp_path)
-
-
-def test_a_text_of_another_target_is_not_replayed():
-    options = {"max_new_tokens": 9, "do_sample": True, "seed": 0, "top_k": 2, "trace": True}
-    trace = Generator(build("llama", seed=3), None).generate(IDS, **options).trace
-    read = every_position(GENERATOR, trace)
-    with pytest.raises(ValueError, match="probability 0, so it cannot have written it"):
-        replay(read, num_draft_tokens=1, sampler=BlockSampler())

@@ -18,6 +18,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
+from examples.replay import every_position, replay
 from specdec import (
     BlockSampler,
     ModelDrafter,
@@ -27,7 +28,7 @@ from specdec import (
     evaluate,
 )
 from specdec.hf.generation import BEFORE_FILTERS, BESIDE_FILTERS, FILTERS, UNSUPPORTED
-from specdec.lab.evaluation import HFGenerate, compare, every_position, replay
+from specdec.lab.evaluation import HFGenerate, compare
 from specdec.lab.trace import Trace
 from specdec.request.sampling import Sampling
 

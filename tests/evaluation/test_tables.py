@@ -2,12 +2,10 @@
 
 import sys
 
-import numpy as np
 import pytest
 
 from specdec.lab.evaluation import Evaluation, Study
 from specdec.lab.evaluation.costs import CostCurve
-from specdec.lab.evaluation.replay import Replay
 from specdec.lab.evaluation.run_file import EvaluatedBatch, EvaluatedRow
 from specdec.row_step import RowStep
 from specdec.statistics import SpeculationStats
@@ -30,18 +28,11 @@ def study(prompts: int) -> Study:
     return Study(cells, [evaluation(prompts), evaluation(prompts)], timed=True)
 
 
-def replayed(texts: int) -> Replay:
-    """One step per text with two draft tokens, of which one is accepted."""
-    totals = np.tile([1.0, 2.0, 1.0, 1.0, 0.0, 1.0, 1.0], (texts, 1))
-    return Replay(2, "BlockSampler", totals)
-
-
 CURVE = CostCurve([2.0, 4.0], {0: [2.0, 4.0], 4: [3.0, 9.0]})
 SHOWN = {
     "evaluation": (evaluation(7), 2, 7),
     "plain evaluation": (evaluation(7, k=0), 1, 7),
     "study": (study(6), 1, 2),
-    "replay": (replayed(8), 2, 8),
     "costs": (CURVE, 1, 2 * 2),
 }
 
@@ -71,8 +62,6 @@ def test_frames_hold_what_was_measured():
     rows = [["0", "3.00", "0.33", "1.00"], ["4", "6.00", "0.50", "2.00"]]
     assert CURVE.tables()[0].rows == rows
     assert "Times vary too much to rank K = 0 and 4" in CURVE.tables()[0].notes[-1]
-    expected = replayed(8).to_frame()
-    assert 1 + expected.accepted.sum() / expected.steps.sum() == 2.0
 
 
 def test_without_pandas_a_page_shows_the_text(monkeypatch):
@@ -83,15 +72,7 @@ def test_without_pandas_a_page_shows_the_text(monkeypatch):
 
 @pytest.mark.parametrize("texts", [1, 5, 6])
 def test_fewer_than_six_say_so_instead_of_an_interval(texts):
-    few, note = texts < 6, f"no interval: {texts} text{'s' * (texts > 1)}"
-    found = replayed(texts)
-    figures = found.acceptance_length, found.speedup(CURVE)
-    for estimate in figures:
-        assert estimate.has_interval is not few
-        assert (f"({note})" in str(estimate)) is few
-        assert ("[" in str(estimate)) is not few
-    assert (note in str(found)) is few
-    assert (note in found.to_markdown()) is few
+    few = texts < 6
     prompts = f"No interval: {texts} prompt{'s' * (texts > 1)}, fewer than 6."
     assert (prompts in str(evaluation(texts))) is few
     assert ("Brackets: 95 %" in str(evaluation(texts))) is not few
@@ -110,13 +91,9 @@ def test_categories_have_lines_of_their_own_and_those_without_an_interval_are_no
 def test_a_position_has_what_reached_it_and_its_two_rates():
     steps = [RowStep([1, 2], 0, [7]), RowStep([1, 2], 2, [1, 2, 8])]
     row = EvaluatedRow("0", "", 0, 0, 5, False, "length", None, steps)
-    measured = Evaluation([EvaluatedBatch(0, [0.5], [row])], 2).tables()[1]
-    replayed = Replay(2, "BlockSampler", np.array([[2.0, 4.0, 2.0, 1.0, 1.0, 2.0, 1.0]])).tables()[
-        1
-    ]
-    for table in (measured, replayed):
-        assert table.header == ["position", "reached", "conditional rate", "joint rate"]
-        assert table.rows == [["1", "2", "0.50", "0.50"], ["2", "1", "1.00", "0.50"]]
+    table = Evaluation([EvaluatedBatch(0, [0.5], [row])], 2).tables()[1]
+    assert table.header == ["position", "reached", "conditional rate", "joint rate"]
+    assert table.rows == [["1", "2", "0.50", "0.50"], ["2", "1", "1.00", "0.50"]]
 
 
 def test_statistics_fit_80_columns():

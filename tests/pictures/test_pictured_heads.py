@@ -21,6 +21,7 @@ from transformers import Qwen2_5_VLTextConfig, Qwen3VLTextConfig
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as chunked
 from transformers.models.qwen3_vl import modeling_qwen3_vl as interleaved
 
+from recipes.pictures.answers import Answered, AnsweredStream, AnswerTimeTest
 from specdec import EagleDrafter, SpeculativeGenerator
 from specdec.checkpoints import survey_checkpoint
 from specdec.checkpoints.eagle import EAGLE
@@ -28,7 +29,7 @@ from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.head.layers import rotate
 from specdec.drafters.head.rotary import angles_at
 from specdec.drafters.tree import Tree
-from specdec.lab.training import Answered, AnsweredStream, AnswerTimeTest, TrainingTimeTest
+from specdec.lab.training import TrainingTimeTest
 
 CHUNKED = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
 INTERLEAVED = CHUNKED | {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
@@ -386,7 +387,7 @@ def test_what_cannot_be_learned_is_refused():
         AnswerTimeTest(drafter, model)(torch.zeros(2, 9, dtype=torch.long))
     with pytest.raises(ValueError, match="no text is long enough for step"):
         AnswerTimeTest(drafter, model, num_steps=99)([answered(of_row("qwen3_vl", ROWS, 0), [5])])
-    with pytest.raises(TypeError, match=r"learns rows of ids .* are for AnswerTimeTest"):
+    with pytest.raises(TypeError, match=r"learns rows of ids .* of PackedStream"):
         TrainingTimeTest(drafter, model)(rows)
     pali = build("paligemma")
     with pytest.raises(ValueError, match="both ways in one forward"):

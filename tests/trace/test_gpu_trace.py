@@ -5,8 +5,9 @@ import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
+from examples.replay import every_position, replay
 from specdec import BlockSampler, ModelDrafter, RejectionSampler, SpeculativeGenerator
-from specdec.lab.evaluation import every_position, measure_costs, replay
+from specdec.lab.evaluation import measure_costs
 
 pytestmark = pytest.mark.gpu
 SEEDS = list(range(8))

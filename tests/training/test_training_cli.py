@@ -28,7 +28,7 @@ from specdec import SpeculativeGenerator, zoo
 from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
 from specdec.lab.cli import main, training_run
 from specdec.lab.cli.training_options import Run
-from specdec.lab.cli.training_run import _arguments, _objective
+from specdec.lab.cli.training_run import arguments_of, objective_of
 from specdec.lab.evaluation import evaluate
 from specdec.lab.evaluation.prompts import as_prompts
 from specdec.lab.training import callbacks, new_head
@@ -120,7 +120,7 @@ def test_a_loss_and_weights_of_steps_are_trained_by_name(kind, target, text, tmp
     more = ["--loss", "ce:0.7,tv:0.3"]
     more += [] if kind == "eagle1" else ["--step-weights", "dpace:0.4"]
     made = Run(kind, "zoo", "zoo", tmp_path, loss=more[1], step_weights=(more[2:] or [None])[-1])
-    _, objective = _objective(made, zoo.load_target(), None)
+    _, objective = objective_of(made, zoo.load_target(), None)
     log_q, log_p = torch.randn(2, 3, 5).log_softmax(-1)
     wanted = 0.7 * ce(log_q, log_p) + 0.3 * tv(log_q, log_p)
     torch.testing.assert_close(objective.loss(log_q, log_p), wanted)
@@ -420,7 +420,7 @@ def test_a_run_with_other_arguments_or_files_does_not_go_on(target, text, tmp_pa
 
 def test_a_cpu_trains_in_small_steps_of_full_precision(tmp_path):
     for more in ({}, {"tokens_per_step": 640, "precision": "bf16"}):
-        args = _arguments(Run("eagle1", "zoo", "zoo", tmp_path, **more), [])
+        args = arguments_of(Run("eagle1", "zoo", "zoo", tmp_path, **more), [])
         assert (args.tokens_per_step, args.bf16) == ((640, True) if more else (512, False))
 
 

@@ -16,19 +16,16 @@ from specdec import __version__
 from specdec.lab.cli.ablate import ablate
 from specdec.lab.cli.answers import answers
 from specdec.lab.cli.certify import certify
-from specdec.lab.cli.chat import chat
 from specdec.lab.cli.demo import demo
 from specdec.lab.cli.evaluate import evaluate
 from specdec.lab.cli.generate import generate
 from specdec.lab.cli.inspect import inspect
 from specdec.lab.cli.options import ungrouped
-from specdec.lab.cli.plan import plan
 from specdec.lab.cli.train import train
 from specdec.lab.cli.zoo import zoo
 from specdec.lab.show.text import one_line, printable
 
-COMMANDS = demo, generate, chat, evaluate, ablate, plan, certify, inspect, zoo
-COMMANDS += answers, train
+COMMANDS = demo, generate, evaluate, ablate, certify, inspect, zoo, answers, train
 """Functions import models and all that computes when they run, so that help comes at once."""
 INPUT_ERRORS = (ValueError, TypeError, OSError, ImportError, FloatingPointError, ArgumentError)
 EXIT_BAD_INPUT = 2

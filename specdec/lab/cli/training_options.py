@@ -83,4 +83,3 @@ class Run:
     shard_target: Annotated[bool, Option("--shard-target", help=SHARD)] = False
     compile: Annotated[bool, Option("--compile", help="run the loss through torch.compile")] = False
     seed: Annotated[int, Option(help="of weights and data")] = 0
-    dry_run: Annotated[bool, Option("--dry-run", help="only say what memory a step takes")] = False

@@ -24,7 +24,6 @@ from specdec import SpeculativeGenerator, evaluate, processes
 from specdec.arguments import check_choice, check_integer, shown
 from specdec.atomic import replacing_files, write_text
 from specdec.lab.cli.options import given, refuse
-from specdec.lab.cli.training_memory import memory_table
 from specdec.lab.cli.training_options import LONGEST_ROWS, STEPS, Run
 from specdec.lab.evaluation.intervals import counted
 from specdec.lab.training import data
@@ -43,10 +42,9 @@ from specdec.lab.training.trainer import (
     last_checkpoint,
 )
 from specdec.lab.zoo import WEIGHTS_DIR, corpus
-from specdec.loading import find_own, load_empty_target, load_target
+from specdec.loading import find_own, load_target
 from specdec.paths import check_folder
 from specdec.settings import differences
-from specdec.torch_names import FakeTensorMode
 
 RECORD = "command.json"
 """With which arguments a run was made; lies beside its checkpoints."""
@@ -66,9 +64,7 @@ def train(run: Run, others: list[str]) -> None:
         others: the rest of the command line, fields of HF's `TrainingArguments`.
     """
     _check(run)  # before anything is loaded
-    args = _arguments(run, others)
-    if run.dry_run:
-        return _say_memory(run, args)
+    args = arguments_of(run, others)
     record = _record(run)
     if folder := last_checkpoint(args.output_dir):
         _check_same_run(folder, record)
@@ -79,7 +75,7 @@ def train(run: Run, others: list[str]) -> None:
         raise ValueError(
             f"the tokenizer of {run.target} has {len(tokenizer)} tokens, its model only {size}"
         )
-    drafter, objective = _objective(run, target, _any_ids(run, target))  # or an error, now
+    drafter, objective = objective_of(run, target, any_ids(run, target))  # or an error, now
     if run.minutes is not None:
         beside = "encoding the data" + " and evaluations" * (run.evaluation_prompts > 0)
         _say(args, f"training for {run.minutes:g} minutes, beside {beside}")
@@ -91,10 +87,10 @@ def train(run: Run, others: list[str]) -> None:
         few += f"every fourth piece of text of {data.PROMPT_TOKENS} tokens or more is kept from "
         _say(args, f"{few}training, and the data has {pieces}")
     if run.length is None:
-        args.row_lengths = _row_lengths(args, target)
+        args.row_lengths = row_lengths_of(args, target)
     if run.draft_vocab_size is not None:
         ids = _draft_ids(run, args, target, trained_on, beginning)
-        drafter, objective = _objective(run, target, ids)
+        drafter, objective = objective_of(run, target, ids)
     stream = data.PackedStream(trained_on, seed=run.seed, beginning=beginning)
     trainer = ObjectiveTrainer(objective, args, stream)
     trainer.add_callback(_Progress(trainer))
@@ -128,7 +124,7 @@ def _load(run: Run) -> tuple[Any, Any]:
     return (load_spread_target if run.spread_target else load_target)(run.target)
 
 
-def _arguments(run: Run, others: list[str]) -> ObjectiveArguments:
+def arguments_of(run: Run, others: list[str]) -> ObjectiveArguments:
     """HF's arguments of the run: those of the command line before ours."""
     # Most CPUs have no bfloat16 products, and a step of many tokens takes a minute on them.
     is_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
@@ -175,7 +171,7 @@ def _check(run: Run) -> None:
     if (run.spread_target or run.shard_target) and run.layout:
         way = "--spread-target" if run.spread_target else "--shard-target"
         raise ValueError(f"--layout saves a whole target, and {way} has parts of it")
-    if not run.dry_run and run.data != "zoo" and not Path(run.data).exists():
+    if run.data != "zoo" and not Path(run.data).exists():
         raise FileNotFoundError(f"no training data at {run.data}")
     if run.steps is not None and run.minutes is not None:
         raise ValueError("--minutes takes the place of --steps; leave one of them out")
@@ -291,24 +287,6 @@ def _print_next(run: Run) -> None:
     print("serve:", shlex.join([*command, "--speculative-config", json.dumps(config)]))
 
 
-def _say_memory(run: Run, args: ObjectiveArguments) -> None:
-    """Prints what a step takes in each process. No weights are loaded or made: the step runs on
-    tensors without data.
-    """
-    without_data = FakeTensorMode(allow_non_fake_inputs=True)
-    with without_data, torch.device(args.device):
-        target = load_empty_target(run.target).eval()
-        if run.length is None:
-            args.row_lengths = _row_lengths(args, target)
-    target_ids = _any_ids(run, target)  # their values are checked
-    with without_data, torch.device(args.device):
-        _, objective = _objective(run, target, target_ids)
-        ways = {"is_spread": run.spread_target, "is_sharded": run.shard_target}
-        table = memory_table(args, target, objective, **ways)
-    if args.process_index == 0:
-        print(table)
-
-
 def _say(args, text: str) -> None:
     """What the first process is doing, on standard error."""
     if args.process_index == 0:
@@ -345,7 +323,7 @@ def _evaluation(run: Run, trainer, target, drafter, held_out: Sequence, beginnin
     return _Evaluation(trainer, generator, data.prompts_of(held_out), every=every)
 
 
-def _objective(run: Run, target, target_ids):
+def objective_of(run: Run, target, target_ids):
     """An untrained drafter that proposes ids `[Vd]`, and the objective that trains its head."""
     if (make := find_own(run.kind)) is not None:
         objective = make(target, run.num_draft_tokens, **given({"depths": run.depths}))
@@ -377,7 +355,7 @@ def _loss_options(run: Run) -> dict[str, Any]:
     return options
 
 
-def _any_ids(run: Run, target):
+def any_ids(run: Run, target):
     """As many ids as the head can propose, which ones does not matter; `None` for all."""
     if run.draft_vocab_size is None:
         return None
@@ -400,7 +378,7 @@ def _draft_ids(run: Run, args, target, documents: Sequence, beginning: list[int]
     return processes.broadcast([ids.cpu()])[0]
 
 
-def _row_lengths(args, target) -> tuple[tuple[float, int], ...]:
+def row_lengths_of(args, target) -> tuple[tuple[float, int], ...]:
     """Tokens per row over the run, of a command that does not say."""
     theirs = getattr(target.config.get_text_config(), "max_position_embeddings", None)
     room = args.tokens_per_step // (args.gradient_accumulation_steps * args.world_size)

@@ -7,9 +7,7 @@ from specdec.lab.evaluation.evaluation import Evaluation
 from specdec.lab.evaluation.hf_generate import HFGenerate
 from specdec.lab.evaluation.intervals import Estimate
 from specdec.lab.evaluation.paired import difference
-from specdec.lab.evaluation.positions import every_position
 from specdec.lab.evaluation.prompts import Prompt, own_prompts, read_prompts
-from specdec.lab.evaluation.replay import replay
 from specdec.lab.evaluation.study import Study
 from specdec.lab.evaluation.sweep import compare, sweep
 
@@ -23,11 +21,9 @@ __all__ = [
     "costs",
     "difference",
     "evaluate",
-    "every_position",
     "measure_costs",
     "own_prompts",
     "read_prompts",
-    "replay",
     "sweep",
     "write_answers",
 ]

@@ -1,4 +1,4 @@
-"""Plots of what `evaluate`, `replay`, `measure_costs` and traces return.
+"""Plots of what `evaluate` and traces return, and of studies.
 
 Every function draws on the matplotlib axes `ax`, or on new ones, and returns them. They need
 matplotlib: `pip install 'specdec-torch[plots]'`.
@@ -6,7 +6,7 @@ matplotlib: `pip install 'specdec-torch[plots]'`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -14,10 +14,8 @@ import numpy as np
 
 from specdec.arguments import shown
 from specdec.lab.evaluation.cells import axes_of, lines_of, name_of
-from specdec.lab.evaluation.costs import CostCurve
 from specdec.lab.evaluation.evaluation import Evaluation
 from specdec.lab.evaluation.intervals import Estimate
-from specdec.lab.evaluation.replay import Replay
 from specdec.lab.evaluation.study_table import ranked
 from specdec.lab.show.table import need
 from specdec.lab.trace import Trace
@@ -51,51 +49,6 @@ def acceptance_by_position(evaluations: Mapping[str, Evaluation], *, ax: Any = N
     }
     ax, _ = _lines(ax, lines)
     ax.set(xlabel="draft position", ylabel="accepted, given all before", ylim=(0, 1.02))
-    return _finish(ax, integers=True)
-
-
-def time_per_token(
-    lines: Mapping[str, tuple[Sequence[Replay], CostCurve]], *, ax: Any = None
-) -> Any:
-    """Predicted milliseconds per token against K, and plain decoding as a level.
-
-    Args:
-        lines: by name, replays at several K and the cost curve of their generator.
-    """
-    plain = {name: costs.medians(0)[0] for name, (_, costs) in lines.items()}
-    times: dict[str, dict[int, Estimate]] = {name: {} for name in lines}
-    for name, (replays, costs) in lines.items():
-        for found in _by_length(replays):
-            ends = found.speedup(costs)
-            ms = (plain[name] / speed for speed in (ends.value, ends.high, ends.low))
-            times[name][found.num_draft_tokens] = Estimate(*ms)
-    ax, drawn = _lines(ax, times)
-    for name, line in drawn.items():
-        ax.axhline(plain[name], color=line.get_color(), linestyle=":", linewidth=1)
-    ax.set(xlabel="K, draft tokens per step", ylabel="ms per token (dotted: plain)")
-    ax.set_ylim(bottom=0)
-    return _finish(ax, integers=True)
-
-
-def cost_roof(replays: Sequence[Replay], costs: CostCurve, *, ax: Any = None) -> Any:
-    """What a step yields against what it costs, in units of a plain step.
-
-    Three lines over K: what a perfect drafter would yield (K + 1), what this one yields (acceptance
-    length), and what a step costs (step / plain step), which is the acceptance length at which
-    drafting breaks even. The speed-up is the quotient of the last two.
-
-    Args:
-        replays: at several K.
-        costs: of the same generator.
-    """
-    lengths = {found.num_draft_tokens: found.acceptance_length for found in _by_length(replays)}
-    ks = sorted(lengths)
-    plain, table = costs.medians(ks[-1])
-    ax, _ = _lines(ax, {"acceptance length": lengths})
-    ax.plot(ks, [k + 1 for k in ks], color="0.6", linestyle="--", label="everything accepted")
-    ax.plot(ks, [table[k] / plain for k in ks], marker="s", label="cost of a step: break-even")
-    ax.set(xlabel="K, draft tokens per step", ylabel="plain steps")
-    ax.set_ylim(bottom=0)
     return _finish(ax, integers=True)
 
 
@@ -182,17 +135,6 @@ def study(panels: Mapping[str, Any], x: str, of: str, *, ax: Any = None) -> Any:
         handles = [pyplot.Line2D([], [], label=name, **style) for name, style in shown.items()]
         axes[-1].legend(handles=handles, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return axes[0].figure
-
-
-def _by_length(replays: Sequence[Replay]) -> Sequence[Replay]:
-    """These, or an error where two have one K and one would hide the other."""
-    lengths = [found.num_draft_tokens for found in replays]
-    if len(set(lengths)) < len(lengths):
-        raise ValueError(
-            f"a line needs one replay of each K, got K = {', '.join(map(str, lengths))}; draw each "
-            "sampler's replays for themselves"
-        )
-    return replays
 
 
 def _style(found: Any, line: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ varied, with an evaluation for each cell.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
 import tomllib
@@ -29,7 +30,6 @@ from specdec.lab.evaluation.evaluate import Run, batches_of, device_id, measure,
 from specdec.lab.evaluation.hf_generate import HFGenerate
 from specdec.lab.evaluation.pictures import tokenizer_of
 from specdec.lab.evaluation.plan import Plan
-from specdec.lab.evaluation.positions import with_draft_length
 from specdec.lab.evaluation.prompts import (
     Prompt,
     as_prompts,
@@ -381,6 +381,27 @@ def _resized(
         f"drafter {name!r} is an object that drafts {own}, and the study asks it for {draft}; pass "
         "a name or a function of (target, num_draft_tokens), which can be made with each"
     )
+
+
+def with_draft_length(drafter: Drafter, num_draft_tokens: int) -> Drafter:
+    """The same drafter, over the same weights, with another K.
+
+    Args:
+        drafter: left as it is.
+        num_draft_tokens: K, at most the drafter's own.
+
+    Example:
+        >>> from specdec import PromptLookupDrafter
+        >>> with_draft_length(PromptLookupDrafter(8), 3).num_draft_tokens
+        3
+    """
+    if drafter.tree_depth is not None:
+        raise ValueError(f"expected a drafter of chains, and {type(drafter).__name__} drafts trees")
+    advice = "the drafter's own is the largest; make it with a larger one"
+    check_integer("num_draft_tokens", num_draft_tokens, 0, drafter.num_draft_tokens, advice=advice)
+    other = copy.copy(drafter)
+    other.num_draft_tokens = num_draft_tokens
+    return other
 
 
 def size_of(drafter: Drafter) -> int | str:

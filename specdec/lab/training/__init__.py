@@ -12,8 +12,6 @@ _HOMES = {
     "mask_token": ["MaskRollouts"],
     "medusa": ["EveryHead"],
     "mtp": ["MultiTokenPrediction"],
-    "online": ["KeepVerified", "OnlineDistillation"],
-    "pictures": ["AnswerTimeTest", "Answered", "AnsweredStream"],
     "trainer": ["ObjectiveArguments", "ObjectiveTrainer"],
 }
 """The names of each module, imported on first use: a family of heads loads no other."""

@@ -83,8 +83,7 @@ def check_row_length(ids: Tensor, count: int, what: str) -> None:
     """Raises ValueError for ids `[B, T + 1]` of fewer tokens T than steps or depths to train."""
     if not isinstance(ids, Tensor):
         raise TypeError(
-            "this objective learns rows of ids [B, T + 1], of PackedStream; answered prompts are "
-            f"for AnswerTimeTest, got {shown(ids)}"
+            f"this objective learns rows of ids [B, T + 1], of PackedStream, got {shown(ids)}"
         )
     check_tensor("ids", ids, (None, None), (torch.long,))
     if ids.shape[1] <= count:

@@ -1,5 +1,5 @@
-"""`specdec chat`: each answer is what `generate` gives after what was said, in the form that the
-tokenizer has for it, and mistakes and interrupts end no more than they should.
+"""A chat in the terminal: each answer is what `generate` gives after what was said, in the form
+that the tokenizer has for it, and mistakes and interrupts end no more than they should.
 """
 
 import io
@@ -12,8 +12,8 @@ import sys
 import pytest
 from transformers import GenerationConfig
 
+from examples.chat import main
 from specdec import SpeculativeGenerator, zoo
-from specdec.lab.cli import main
 
 TOKENIZER, TARGET = zoo.load_tokenizer(), zoo.load_target()
 GENERATOR = SpeculativeGenerator(TARGET, zoo.load_drafter("model", TARGET))
@@ -41,7 +41,7 @@ def _talk(monkeypatch, capsys):
     def talk(*lines: str, target: str = "zoo", options: tuple[str, ...] = ()):
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
         drafter = () if target == "zoo" else ("--drafter", "lookup", "--dtype", "float32")
-        assert main(["chat", "--target", target, "--max-new-tokens", "12", *drafter, *options]) == 0
+        main(["--target", target, "--max-new-tokens", "12", *drafter, *options])
         shown = capsys.readouterr()
         said = "\n" + shown.out.split("ends an answer\n", 1)[1].removeprefix(RUNNING)
         return [re.sub(r"[][<>]", "", part[1:]) for part in NUMBERS.split(said)[:-1:6]], shown
@@ -158,9 +158,14 @@ def test_an_interrupt_ends_an_answer_and_what_came_is_part_of_the_conversation(t
     assert len(NUMBERS.findall(shown.out)) == 2
 
 
+def test_what_cannot_be_loaded_is_one_line():
+    with pytest.raises(SystemExit, match=r"specdec: .*there is no such folder"):
+        main(["--target", "none/none/none"])
+
+
 @pytest.mark.slow
 def test_a_terminal_gets_colours_and_ctrl_c_ends_an_answer_and_then_the_program():
-    command = [sys.executable, "-m", "specdec", "chat", "--target", "zoo"]
+    command = [sys.executable, "-m", "examples.chat", "--target", "zoo"]
     process, ours = pty.fork()  # the command's own terminal, whose Ctrl-C is a signal to it
     if not process:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # which jobs in the background ignore
@@ -202,7 +207,7 @@ def _say(monkeypatch, capsys, small):
     def say(*lines: str, options: tuple[str, ...] = ()) -> tuple[list[int], list[str]]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
         greedy = ["--drafter", "lookup", "--dtype", "float32", "--temperature", "0"]
-        assert main(["chat", "--target", small, *greedy, *options]) == 0
+        main(["--target", small, *greedy, *options])
         shown = capsys.readouterr()
         errors = [line for line in shown.err.splitlines() if line.startswith("specdec: ")]
         return [int(found[0]) for found in NUMBERS.findall(shown.out)], errors

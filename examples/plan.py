@@ -1,13 +1,36 @@
-"""`specdec plan`: which K, which tree, at which batch size, for a target and a drafter."""
+"""Which K, which tree, at which batch size, for a target and a drafter:
+
+    PYTHONPATH=. python examples/plan.py --target PATH --drafter PATH --batch-sizes 1,8
+
+It takes the target, drafter and sampler of `specdec generate`.
+"""
 
 from __future__ import annotations
 
 import time
 from typing import Annotated, Any
 
-from typer import Option
+import torch
+from typer import Option, Typer
 
-from specdec.lab.cli.options import Parts, PromptFile, Target, Temperature, count, several
+from specdec.generator import SpeculativeGenerator
+from specdec.lab.cli.options import (
+    Parts,
+    PromptFile,
+    Target,
+    Temperature,
+    count,
+    several,
+    ungrouped,
+)
+from specdec.lab.evaluation import own_prompts, read_prompts, sweep
+from specdec.lab.evaluation.cells import called
+from specdec.lab.evaluation.prompts import processor_for
+from specdec.lab.show.table import Table
+from specdec.lab.show.text import one_line
+from specdec.loading import load_drafter, load_sampler, load_target
+from specdec.loop.lengths import lengths_to_measure
+from specdec.targets import Target as Wrapped
 
 
 def plan(
@@ -33,13 +56,6 @@ def plan(
     It generates from each prompt once more than --rounds, per K and batch size, and says first how
     long that takes: from as many of the prompts as --minutes have time for, at least one batch.
     """
-    from specdec.generator import SpeculativeGenerator
-    from specdec.lab.evaluation import own_prompts, read_prompts, sweep
-    from specdec.lab.evaluation.prompts import processor_for
-    from specdec.loading import load_drafter, load_sampler, load_target
-    from specdec.loop.lengths import lengths_to_measure
-    from specdec.targets import Target as Wrapped
-
     name = parts.drafter or ("zoo:model" if target == "zoo" else "lookup")
     if name == "none":
         raise ValueError("plan compares lengths of drafts; name a --drafter")
@@ -102,15 +118,11 @@ def plan(
 
 def _way(cell: dict[str, Any]) -> str:
     """How a cell drafts."""
-    from specdec.lab.evaluation.cells import called
-
     return cell["drafter"] if cell["drafter"] == "none" else called("draft", cell["draft"])
 
 
 def _speed_ups(study: Any, name: str, batch_sizes: list[int]) -> Any:
     """The speed of every length of drafts over plain decoding, by batch size."""
-    from specdec.lab.show.table import Table
-
     rows = []
     for cell in study.cells:
         if cell["drafter"] == name and cell["batch_size"] == batch_sizes[0]:
@@ -128,8 +140,6 @@ def seconds_per_token(generators: list[Any], rows: int) -> float:
     """Mean time of a step's token of these generators, each tried on a few; accepted drafts make
     it less.
     """
-    import torch
-
     ids, taken = torch.arange(1, 17, device=generators[0].target.device).expand(rows, -1), []
     for generator in generators:
         for _ in range(2):  # the first call allocates and compiles
@@ -138,3 +148,21 @@ def seconds_per_token(generators: list[Any], rows: int) -> float:
             result = generator.generate(ids, **options)
             taken.append((time.perf_counter() - started_s) / int(result.lengths[0]))
     return sum(taken[1::2]) / len(generators)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the program; a target or drafter that cannot be loaded is one line.
+
+    Args:
+        arguments: of the command line.
+    """
+    app = Typer(pretty_exceptions_enable=False)
+    app.command()(ungrouped(plan))
+    try:
+        app(arguments, standalone_mode=arguments is None)
+    except (ValueError, ImportError, OSError) as error:
+        raise SystemExit(f"specdec: {one_line(error)}") from error
+
+
+if __name__ == "__main__":
+    main()

@@ -16,18 +16,19 @@ from drafting import perturbed, ragged_prompts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples.replay import Replay, _block_rule, _token_rule, every_position, replay
 from specdec import (
     BlockSampler,
+    CouplingSampler,
     ModelDrafter,
     PromptLookupDrafter,
     RejectionSampler,
     SpeculativeGenerator,
 )
 from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
-from specdec.lab.evaluation import every_position, measure_costs, replay
+from specdec.lab.evaluation import measure_costs
 from specdec.lab.evaluation.costs import CostCurve
-from specdec.lab.evaluation.positions import with_draft_length
-from specdec.lab.evaluation.replay import _block_rule, _token_rule
+from specdec.lab.evaluation.sweep import with_draft_length
 
 TARGET = build("llama")
 DRAFT = perturbed(TARGET, scale=0.15)
@@ -286,3 +287,81 @@ def test_trees_are_not_replayed():
         every_position(SpeculativeGenerator(TARGET, tree), trace)
     with pytest.raises(ValueError, match="PromptLookupDrafter drafts trees"):
         with_draft_length(tree, 2)
+
+
+def replayed(texts: int) -> Replay:
+    """One step per text with two draft tokens, of which one is accepted."""
+    totals = np.tile([1.0, 2.0, 1.0, 1.0, 0.0, 1.0, 1.0], (texts, 1))
+    return Replay(2, "BlockSampler", totals)
+
+
+CURVE = CostCurve([2.0, 4.0], {0: [2.0, 4.0], 4: [3.0, 9.0]})
+
+
+def test_a_replay_has_tables_and_a_line_for_each_text():
+    pytest.importorskip("pandas")
+    found = replayed(8)
+    assert len(found.tables()) == 2
+    lines = found.to_frame()
+    assert len(lines) == 8
+    assert 1 + lines.accepted.sum() / lines.steps.sum() == 2.0
+    (row,) = Replay(1, "BlockSampler", np.array([[2.0, 2.0, 1.0, 1.0, 2.0]])).tables()[1].rows
+    assert row == ["1", "2", "0.50", "0.50"]
+
+
+@pytest.mark.parametrize("texts", [1, 5, 6])
+def test_fewer_than_six_texts_say_so_instead_of_an_interval(texts):
+    few, note = texts < 6, f"no interval: {texts} text{'s' * (texts > 1)}"
+    found = replayed(texts)
+    for estimate in (found.acceptance_length, found.speedup(CURVE)):
+        assert estimate.has_interval is not few
+        assert (f"({note})" in str(estimate)) is few
+    assert (note in str(found)) is few
+    assert (note in found.to_markdown()) is few
+
+
+IDS = torch.tensor([[5, 6, 7, 5, 6]])
+SMALL = SpeculativeGenerator(TARGET, ModelDrafter(perturbed(TARGET), 3))
+TRACE = SMALL.generate(IDS, max_new_tokens=9, do_sample=True, seed=0, trace=True).trace
+WHOLE = every_position(SMALL, TRACE)
+
+
+def asking(trace=WHOLE, sampler=None, k=2):
+    return lambda: replay(trace, num_draft_tokens=k, sampler=sampler or BlockSampler())
+
+
+REFUSED = [
+    (lambda: every_position(SMALL, None), TypeError, "trace=True"),
+    (
+        lambda: every_position(SMALL, [TRACE]),
+        TypeError,
+        "trace must be a Trace, got .*trace=Tr",
+    ),
+    (
+        asking(None),
+        TypeError,
+        r"got None; a result has a trace where generate\(..., trace=True\)",
+    ),
+    (asking(TRACE), ValueError, "roots of its own run only"),
+    (asking(sampler=CouplingSampler()), TypeError, "replay knows"),
+    (asking(k=4), ValueError, "num_draft_tokens"),
+    (
+        lambda: asking()().speedup(CostCurve([1.0], {0: [1.0], 1: [1.0]})),
+        ValueError,
+        "measure it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "word"), REFUSED)
+def test_what_cannot_be_replayed_is_refused(call, error, word):
+    with pytest.raises(error, match=word):
+        call()
+
+
+def test_a_text_of_another_target_is_not_replayed():
+    options = {"max_new_tokens": 9, "do_sample": True, "seed": 0, "top_k": 2, "trace": True}
+    trace = SpeculativeGenerator(build("llama", seed=3), None).generate(IDS, **options).trace
+    read = every_position(SMALL, trace)
+    with pytest.raises(ValueError, match="probability 0, so it cannot have written it"):
+        replay(read, num_draft_tokens=1, sampler=BlockSampler())

@@ -11,14 +11,9 @@ from eagle_heads import head_for
 from training_runs import arguments_of, on_a_cpu
 from transformers import Trainer, TrainerCallback
 
+from recipes.pictures.answers import Answered, AnsweredStream, AnswerTimeTest
 from specdec.drafters import EagleDrafter
-from specdec.lab.training import (
-    Answered,
-    AnsweredStream,
-    AnswerTimeTest,
-    ObjectiveArguments,
-    ObjectiveTrainer,
-)
+from specdec.lab.training import ObjectiveArguments, ObjectiveTrainer
 
 MODEL = build("llama", dtype=torch.float64)
 ANSWERS = (3, 55, 8, 20)

@@ -1,4 +1,9 @@
-"""`specdec chat`: a conversation in the terminal, whose answers show how each token came."""
+"""A conversation in the terminal, whose answers show how each token came:
+
+    PYTHONPATH=. python examples/chat.py --target PATH_OR_ID
+
+It takes the target, drafter and sampling of `specdec generate`.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +18,18 @@ from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple
 
 from rich.console import Console
-from typer import Option
+from typer import Option, Typer
 
-from specdec.lab.cli.options import Parts, Sampling, Target, count, text
+from specdec import SpeculationStats
+from specdec.lab.cli.options import Parts, Sampling, Target, count, text, ungrouped
+from specdec.lab.evaluation.pictures import (
+    inputs_of,
+    is_processor,
+    load_processor,
+    message,
+    open_pictures,
+)
+from specdec.lab.evaluation.prompts import reply_of
 from specdec.lab.show.text import one_line, printable
 from specdec.lab.show.tokens import colour_key, coloured_pieces
 
@@ -85,8 +99,6 @@ class _Said(NamedTuple):
 
 def _processor_of(target: str) -> tuple[Any, str]:
     """The processor of a target that reads pictures; else `None`, and why it can be given none."""
-    from specdec.lab.evaluation.pictures import load_processor
-
     try:
         return load_processor(target), ""
     except (ValueError, ImportError) as error:
@@ -97,8 +109,6 @@ def _opened(path: str, why_text: str) -> list[Any]:
     """The picture of a path, as it is typed or dropped into a terminal. Says what it is, or why it
     cannot be shown to the model.
     """
-    from specdec.lab.evaluation.pictures import open_pictures
-
     path = path.strip().strip("'\"")
     try:
         if why_text:
@@ -125,8 +135,6 @@ def _prompt(reads: Any, system: str | None, said: list[_Said], target: Any) -> d
     """What the model goes on from, by its processor where it `reads` pictures, else ids and mask by
     its tokenizer.
     """
-    from specdec.lab.evaluation.pictures import inputs_of, is_processor, message
-
     turns = [_Said("system", system)] if system else []
     turns += said
     if is_processor(reads):
@@ -165,9 +173,6 @@ def _answer(generator: Any, tokenizer: Any, inputs: dict[str, Any], options: dic
     """Prints an answer as it comes, and its numbers; Ctrl-C ends it. Returns what the next turn's
     template gets.
     """
-    from specdec.lab.evaluation.prompts import reply_of
-    from specdec.statistics import SpeculationStats
-
     plain = SimpleNamespace(decode=partial(tokenizer.decode, skip_special_tokens=True))
     steps, started_s = [], time.perf_counter()
     options = ({"seed": randbits(32)} if options["do_sample"] else {}) | options
@@ -192,3 +197,21 @@ def _answer(generator: Any, tokenizer: Any, inputs: dict[str, Any], options: dic
     ends = generator.target.model.generation_config.eos_token_id
     ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
     return reply_of(tokens, tokenizer, is_ended=tokens[-1:] != [] and tokens[-1] in ends)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the program; a target or drafter that cannot be loaded is one line.
+
+    Args:
+        arguments: of the command line.
+    """
+    app = Typer(pretty_exceptions_enable=False)
+    app.command()(ungrouped(chat))
+    try:
+        app(arguments, standalone_mode=arguments is None)
+    except (ValueError, ImportError, OSError) as error:
+        raise SystemExit(f"specdec: {one_line(error)}") from error
+
+
+if __name__ == "__main__":
+    main()

@@ -10,13 +10,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.training_memory import (
+    LiveBytes,
+    StepMemory,
+    _gathering,
+    _of_process,
+    main,
+    move_parameters,
+    step_memory,
+)
 from specdec import EagleDrafter, MaskTokenDrafter, zoo
-from specdec.lab.cli import main
-from specdec.lab.cli.training_memory import _gathering, _of_process
 from specdec.lab.training import BlockRollouts, TrainingTimeTest
 from specdec.lab.training.eagle import new_head as eagle_head
 from specdec.lab.training.mask_token import new_head as mask_head
-from specdec.lab.training.memory import LiveBytes, StepMemory, move_parameters, step_memory
 from specdec.lab.training.optimizer import MuonAdamW
 
 CONFIG = LlamaConfig(
@@ -99,13 +105,13 @@ def test_parameters_that_are_shared_stay_shared():
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "eagle1", "mask-token", "dspark", "mtp", "medusa"])
-def test_a_dry_run_needs_a_configuration_alone_and_writes_nothing(kind, tmp_path, capsys):
+def test_it_needs_a_configuration_alone_and_writes_nothing(kind, tmp_path, capsys):
     CONFIG.save_pretrained(tmp_path / "target")
     output = tmp_path / "head"
     usual = ["--target", str(tmp_path / "target"), "--data", "zoo", "--output", str(output)]
     more = ["--draft-vocab-size", "200"] if kind == "eagle3" else []
     sizes = ["--tokens-per-step", "512", "--length", "256"]
-    assert main(["train", kind, *usual, *sizes, *more, "--dry-run"]) == 0
+    main([kind, *usual, *sizes, *more])
     header, line, *_ = capsys.readouterr().out.splitlines()
     assert header.split() == ["rows", "x", "tokens", "target", "head", "optimiser", "at", "most"]
     shape, target, head, optimizer, most = line.replace("2 x 256", "2x256").split()
@@ -148,16 +154,16 @@ def test_layers_in_parts_are_gathered_one_after_the_other(tmp_path):
 
 
 @pytest.mark.parametrize("way", ["--spread-target", "--shard-target"])
-def test_a_dry_run_of_parts_needs_no_other_process(way, tmp_path, capsys):
+def test_parts_need_no_other_process(way, tmp_path, capsys):
     CONFIG.save_pretrained(tmp_path / "target")
     usual = ["--target", str(tmp_path / "target"), "--data", "zoo", "--output", str(tmp_path / "h")]
-    assert main(["train", "eagle3", *usual, "--length", "64", "--dry-run", way]) == 0
+    main(["eagle3", *usual, "--length", "64", way])
     assert "at most" in capsys.readouterr().out
 
 
-def test_a_dry_run_of_the_zoo_is_of_its_weights(tmp_path, capsys):
+def test_that_of_the_zoo_is_of_its_weights(tmp_path, capsys):
     usual = ["--target", "zoo", "--data", "zoo", "--output", str(tmp_path / "head")]
-    assert main(["train", "eagle3", *usual, "--length", "128", "--dry-run"]) == 0
+    main(["eagle3", *usual, "--length", "128"])
     target = capsys.readouterr().out.splitlines()[1].split()[3]
     model = zoo.load_target()
     assert float(target) == pytest.approx(sum(w.nbytes for w in model.parameters()) / 1e9, rel=0.01)

@@ -13,13 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specdec import Context, Draft, Drawing, ModelDrafter, Verified, WrappedDrafter
 from specdec.arguments import check_integer
-from specdec.drafters.model import ModelDrafter
-from specdec.drafters.verified import Verified
-from specdec.drafters.wrapped import WrappedDrafter
-from specdec.samplers.noise import Drawing
 from specdec.torch_names import buffers_of
-from specdec.types import Context, Draft
 
 
 class _State(NamedTuple):
@@ -47,7 +43,7 @@ class KeepVerified(WrappedDrafter):
 
     Example:
         >>> from specdec import SpeculativeGenerator, zoo
-        >>> from specdec.lab.training import FollowTarget, KeepVerified, OnlineDistillation
+        >>> from specdec.lab.training import FollowTarget
         >>> target = zoo.load_target()
         >>> drafter = KeepVerified(zoo.load_drafter("model", target))
         >>> generator = SpeculativeGenerator(target, drafter)

@@ -8,8 +8,9 @@ from architectures import VOCAB
 from drafter_table import MODEL
 from drafting import perturbed, ragged_prompts
 
+from examples.online_distillation import KeepVerified, OnlineDistillation
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator
-from specdec.lab.training import FollowTarget, KeepVerified, OnlineDistillation
+from specdec.lab.training import FollowTarget
 
 IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
 OPTIONS = {"max_new_tokens": 12, "do_sample": True, "seed": [1, 2, 3], "eos_token_id": None}

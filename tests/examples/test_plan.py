@@ -1,12 +1,13 @@
-"""`specdec plan`: it says first how long it takes, and takes about a minute by default."""
+"""A plan of how much to draft says first how long it takes, and takes about a minute by default."""
 
 import re
 import time
 
 import pytest
 from diagonal import first
+from typer import BadParameter
 
-from specdec.lab.cli import main
+from examples.plan import main
 
 ESTIMATE = re.compile(
     r"^(\d+) ways to draft, (\d+) of 16 prompts, (\d+) tokens, (\d+) rounds: about (\d+) s "
@@ -18,7 +19,7 @@ def test_the_estimate_comes_first_and_is_kept(small, capsys, minutes):
     sizes = ["--num-draft-tokens", "2", "--batch-sizes", "1,2", "--rounds", "1"]
     started_s = time.perf_counter()
     options = ["--target", small, "--drafter", small, *sizes, "--minutes", minutes]
-    assert main(["plan", *options]) == 0
+    main(options)
     taken_s = time.perf_counter() - started_s
     shown = capsys.readouterr().out
     ways, prompts, tokens, rounds, seconds = map(int, ESTIMATE.match(shown).groups())
@@ -33,6 +34,13 @@ def test_the_estimate_comes_first_and_is_kept(small, capsys, minutes):
 def test_more_time_measures_on_more_prompts(small, capsys):
     sizes = ["--num-draft-tokens", "1", "--batch-sizes", "1", "--rounds", "1"]
     few = ["--max-new-tokens", "2", "--target", small, "--drafter", "lookup", *sizes]
-    assert main(["plan", *few, "--minutes", "10"]) == 0
+    main([*few, "--minutes", "10"])
     _, prompts, tokens, *_ = map(int, ESTIMATE.match(capsys.readouterr().out).groups())
     assert (prompts, tokens) == (16, 2)
+
+
+def test_what_cannot_be_planned_is_told_before_anything_is_loaded():
+    with pytest.raises(SystemExit, match="plan compares lengths of drafts; name a --drafter"):
+        main(["--drafter", "none"])
+    with pytest.raises(BadParameter, match="must be like 1,8, got 1,x"):
+        main(["--batch-sizes", "1,x"])
