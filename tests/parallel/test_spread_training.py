@@ -28,7 +28,7 @@ from specdec.lab.training.target_parts import load_sharded_target as load_sharde
 from specdec.lab.training.teacher import Teacher
 from specdec.lab.training.trainer import ObjectiveTrainer, last_checkpoint
 from specdec.loading import load_pretrained
-from specdec.loop import storage
+from specdec.loop.capturing import why_never
 
 ROOT = Path(__file__).parents[2]
 TEXT = "".join(f"def function_{i}(x):\n    return x + {i % 7}\n\n\n" for i in range(150))
@@ -297,4 +297,4 @@ def test_a_sharded_target_reads_rows_of_its_own_and_steps_are_eager(alone):
         assert generator.generate(ids, max_new_tokens=8).new_tokens.equal(new_tokens)
     assert isinstance(target.model.layers[0].mlp.up_proj.weight, DTensor)
     wanted = SimpleNamespace(device=torch.device("cuda"), model=target)
-    assert "FSDP2" in storage._why_never(wanted, "auto")
+    assert "FSDP2" in why_never(wanted, "auto")

@@ -21,6 +21,7 @@ from transformers import CONFIG_MAPPING, AttentionInterface, GenerationConfig
 
 from specdec import ModelDrafter, SelfDrafter, SpeculativeGenerator, Target, Tree
 from specdec.drafters import Recent
+from specdec.graphs import rows as of_rows
 from specdec.graphs.tree import tables
 from specdec.loop import host
 from specdec.slots.cache import SlotCache
@@ -168,8 +169,8 @@ def test_rows_that_leave_take_their_entries_with_them(monkeypatch):
     cut = [[*text, *ends][: min(map([*text, *ends].index, ends)) + 1][:NUM_NEW] for text in whole]
     assert len(set(map(len, cut))) > 1
     left = []
-    keep_rows = host.keep_rows
-    monkeypatch.setattr(host, "keep_rows", lambda *a: left.append(a[1]) or keep_rows(*a))
+    keep_rows = of_rows.keep_rows
+    monkeypatch.setattr(of_rows, "keep_rows", lambda *a: left.append(a[1]) or keep_rows(*a))
     generator = SpeculativeGenerator(model, DRAFTERS["good"](model), steps_ahead=0)
     result = generator.generate(IDS, MASK, **OPTIONS | {"eos_token_id": ends})
     rows = zip(result.new_tokens.tolist(), cut, strict=True)

@@ -19,7 +19,7 @@ from fingerprint import fingerprint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec import ModelDrafter, SelfDrafter, SpeculativeGenerator, Target, Tree
-from specdec.loop import host
+from specdec.graphs import rows as of_rows
 from specdec.slots.attention import sees
 from specdec.slots.cache import SlotCache
 from specdec.targets import discovery
@@ -152,8 +152,8 @@ def test_rows_may_leave(name, monkeypatch):
     ends = [whole[0][2], whole[2][5]]
     cut = [[*text, *ends][: min(map([*text, *ends].index, ends)) + 1][:NUM_NEW] for text in whole]
     assert len(set(map(len, cut))) > 1
-    left, keep_rows = [], host.keep_rows
-    monkeypatch.setattr(host, "keep_rows", lambda *a: left.append(a[1]) or keep_rows(*a))
+    left, keep_rows = [], of_rows.keep_rows
+    monkeypatch.setattr(of_rows, "keep_rows", lambda *a: left.append(a[1]) or keep_rows(*a))
     model = model_of(name)
     drafter = DRAFTERS[fitting(name, "tree")](model)
     generator = SpeculativeGenerator(model, drafter, steps_ahead=0)

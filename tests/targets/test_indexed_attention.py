@@ -21,6 +21,7 @@ from transformers import AttentionInterface
 
 from specdec import ModelDrafter, SelfDrafter, SpeculativeGenerator, Target, Tree
 from specdec.drafters import Recent
+from specdec.graphs import rows as of_rows
 from specdec.graphs.tree import tables
 from specdec.loop import host
 from specdec.slots.cache import SlotCache
@@ -146,8 +147,8 @@ def test_rows_that_leave_take_their_index_keys_with_them(name, monkeypatch):
     cut = [[*text, *ends][: min(map([*text, *ends].index, ends)) + 1][:NUM_NEW] for text in whole]
     assert len(set(map(len, cut))) > 1
     left = []
-    keep_rows = host.keep_rows
-    monkeypatch.setattr(host, "keep_rows", lambda *a: left.append(a[1]) or keep_rows(*a))
+    keep_rows = of_rows.keep_rows
+    monkeypatch.setattr(of_rows, "keep_rows", lambda *a: left.append(a[1]) or keep_rows(*a))
     model = model_of(name)
     for kind in {fitting(name, kind) for kind in ("good", "tree")}:
         generator = SpeculativeGenerator(model, DRAFTERS[kind](model), steps_ahead=0)
