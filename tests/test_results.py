@@ -6,6 +6,7 @@ HF's.
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,6 +93,19 @@ def test_the_statistics_agree_with_a_recount_of_the_steps(result):
         reached = [a > i for a, d in zip(accepted, drafted, strict=True) if a >= i and d > i]
         assert stats.joint_rates[i] == pytest.approx(sum(a > i for a in accepted) / len(steps))
         assert stats.conditional_rates[i] == pytest.approx(sum(reached) / max(1, len(reached)))
+
+
+def test_numbers_are_counted_when_somebody_reads_them():
+    result = generate(DRAFTERS["perturbed"])
+    assert not {"stats", "origins"} & {*vars(result)}
+    assert result.stats is result.stats
+    assert [*map(len, result.origins)] == result.lengths
+    assert result.stats.wall_s == result.wall_s > 0
+    first = replace(result, steps=[row[:1] for row in result.steps])
+    assert first.stats.steps == [1, 1, 1]
+    assert first.stats.num_draft_tokens == first.num_draft_tokens == 4
+    with pytest.raises(AttributeError, match=r"it has sequences, .*stats, origins"):
+        _ = result.statistics
 
 
 def test_statistics_survive_json_frames_and_html(result):
