@@ -23,7 +23,6 @@ from specdec import ModelDrafter, SelfDrafter, SpeculativeGenerator, Target, Tre
 from specdec.drafters import Recent
 from specdec.graphs import rows as of_rows
 from specdec.graphs.tree import tables
-from specdec.loop import host
 from specdec.slots.cache import SlotCache
 from specdec.slots.layout import Indexer
 from specdec.targets import discovery
