@@ -96,9 +96,13 @@ def make_draft(out: Path, steps: int) -> None:
     decoder, by the target's probabilities over its own greedy translations.
     """
     target = load(out / "target")
-    draft = copy.deepcopy(target)
-    draft.model.decoder.layers = draft.model.decoder.layers[-1:]
-    draft.config.decoder_layers = 1
+    config = copy.deepcopy(target.config)
+    config.decoder_layers, last = 1, f"decoder.layers.{config.decoder_layers - 1}."
+    draft, own = MarianMTModel(config), target.state_dict()
+    draft.load_state_dict(
+        {name.replace(last, "decoder.layers.0."): own[name] for name in own}, False
+    )
+    draft.generation_config = target.generation_config
     for parameter in draft.get_encoder().parameters():
         parameter.requires_grad_(False)
 

@@ -1,5 +1,5 @@
-"""Sentences in English with their German translations, from a seed alone, so that a small translator
-can be trained and tried without a download.
+"""Sentences in English with their German translations, from a seed alone, so that a small
+translator can be trained and tried without a download.
 
 Words change places: the day moves forward, and the verb of a clause after "weil" to its end. Names
 of syllables and numbers of digits are copied.
@@ -48,7 +48,9 @@ SYLLABLES = [first + second for first in "BDFKLMNRST" for second in "aeiou"]
 _TABLES = VERBS, NOUNS, COLOURS, DAYS, PLACES, JOINTS
 PAD, END = "<pad>", "<end>"
 _WORDS = [word for table in _TABLES for pair in table.items() for word in pair]
-VOCABULARY = [*dict.fromkeys([PAD, END, *"0123456789", ".", ",", *SYLLABLES, *" ".join(_WORDS).split()])]
+_ALL = PAD, END, *"0123456789", ".", ",", *SYLLABLES, *" ".join(_WORDS).split()
+VOCABULARY = [*dict.fromkeys(_ALL)]
+"""Words of both languages; what both have is one id."""
 _IDS = {word: index for index, word in enumerate(VOCABULARY)}
 
 
@@ -56,7 +58,11 @@ def sentence(seed: int) -> tuple[str, str]:
     """A sentence in English, and in German.
 
     Example:
-        >>> sentence(3)
+        >>> english, german = sentence(2)
+        >>> english
+        'Da Lo finds 2 6 7 black books behind Ti Si on Friday .'
+        >>> german
+        'Da Lo findet am Freitag 2 6 7 schwarze Bücher hinter Ti Si .'
     """
     chance = random.Random(seed)
     english, german = _clause(chance, is_last=False)
