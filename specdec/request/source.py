@@ -29,8 +29,6 @@ _NOT_READ = {
 }
 _OF_SOURCE = {"encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
 """Settings of processors that read the ids of the source, with the value that does nothing."""
-
-
 MULTIPLE = 64
 """Lengths of sources are filled up to a multiple of this: storage, and captured steps, are of one
 length.

@@ -4,7 +4,6 @@ window, with the steps of a generator.
 
 from __future__ import annotations
 
-import importlib.util
 from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def read_recording(path: Path, rate: int) -> np.ndarray:
-    """Samples `[n]` of a file, float32 from -1 to 1: one channel, the mean of its own, resampled to
-    so many per second. Files other than WAV are read by soundfile, where it is installed.
+    """Samples `[n]` of a WAV file, float32 from -1 to 1: one channel, the mean of its own, resampled
+    to so many per second.
 
     Raises:
         ValueError: there is no such file, or it is no recording that can be read.
@@ -32,16 +31,11 @@ def read_recording(path: Path, rate: int) -> np.ndarray:
     if not path.is_file():
         raise ValueError(f"expected a recording, and there is no file {path}")
     try:
-        if path.suffix.lower() != ".wav" and importlib.util.find_spec("soundfile"):
-            import soundfile
-
-            samples, own = soundfile.read(path, dtype="float32")
-        else:
-            own, samples = wavfile.read(path)
+        own, samples = wavfile.read(path)
     except Exception as error:  # damaged files end in errors of any kind
         raise ValueError(
             f"expected a WAV file, and {path} is none that can be read ({error}); convert it "
-            "(ffmpeg -i FILE out.wav), or pip install soundfile"
+            "(ffmpeg -i FILE out.wav)"
         ) from error
     if samples.dtype.kind in "iu":
         half = 2.0 ** (8 * samples.dtype.itemsize - 1)
