@@ -14,7 +14,7 @@ from scipy.io import wavfile
 from scipy.signal import resample_poly
 
 from specdec.hf.prompts import auto_class
-from specdec.loading import load_pretrained
+from specdec.loading import find_pretrained, load_pretrained
 from specdec.results import SpeculationStats
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def read_recording(path: Path, rate: int) -> np.ndarray:
-    """Samples `[n]` of a WAV file, float32 from -1 to 1: one channel, the mean of its own, resampled
-    to so many per second.
+    """Samples `[n]` of a WAV file, float32 from -1 to 1: one channel, the mean of its own,
+    resampled to so many per second.
 
     Raises:
         ValueError: there is no such file, or it is no recording that can be read.
@@ -58,13 +58,14 @@ def features_of(name: str, path: Path) -> dict[str, Any]:
     Raises:
         ValueError: there is no such model, or it hears nothing; or as `read_recording`.
     """
-    config = None if name == "zoo" else load_pretrained("AutoConfig", name)
-    if config is None or auto_class(config) != "AutoModelForSpeechSeq2Seq":
+    place = {} if name == "zoo" else {"local_files_only": find_pretrained(name)}
+    kind = place and auto_class(load_pretrained("AutoConfig", name, **place))
+    if kind != "AutoModelForSpeechSeq2Seq":
         raise ValueError(
             f"--audio needs a --target that hears (Whisper, Speech2Text), and {name} reads text; "
             "pass another one, or leave it out"
         )
-    extractor = load_pretrained("AutoFeatureExtractor", name)
+    extractor = load_pretrained("AutoFeatureExtractor", name, **place)
     rate = extractor.sampling_rate
     samples = read_recording(path, rate)
     own = {"sampling_rate": rate, "return_tensors": "pt", "return_attention_mask": True}
