@@ -14,6 +14,8 @@ import pytest
 import typer
 from pages import PAGES, ROOT, blocks
 from pictured_processors import paint, save
+from scipy.io import wavfile
+from small_whisper import extractor, signal, tokenizer, whisper
 
 from specdec import zoo
 from specdec.lab.cli import app
@@ -132,6 +134,10 @@ def write_files(page: str, folder: Path) -> None:
         paint(folder)[0].rename(folder / "cat.png")
         line = {"prompt": "What is it?", "images": ["cat.png"]}
         (folder / "pictures.jsonl").write_text(json.dumps(line))
+    if page == "docs/encoders.md":
+        for part in (whisper(), tokenizer(), extractor()):
+            part.save_pretrained(folder / "WHISPER")
+        wavfile.write(folder / "talk.wav", 16000, signal(0, 1.3))
     snippets = blocks(page)
     if page == "docs/gpu.md":
         (whole,) = (block for block in snippets if block.startswith("# parallel.py"))

@@ -71,9 +71,16 @@ def why_not_read(model: PreTrainedModel) -> str | None:
 
 
 def auto_class(config: PreTrainedConfig) -> str:
-    """Name of the auto class that loads a model: with its towers where the configuration names such
-    a class, or there is no other, but for types whose prompts must be text.
+    """Name of the auto class that loads a model: with its towers or its encoder, where the
+    configuration names such a class, or there is no other, but for types whose prompts must be
+    text.
     """
+    if getattr(config, "is_encoder_decoder", False):
+        names = {"SPEECH_SEQ_2_SEQ": "SpeechSeq2Seq", "SEQ_TO_SEQ_CAUSAL_LM": "Seq2SeqLM"}
+        for table, name in names.items():
+            kind = getattr(transformers, f"MODEL_FOR_{table}_MAPPING").get(type(config), None)
+            if kind is not None and kind.__name__ in (config.architectures or (kind.__name__,)):
+                return f"AutoModelFor{name}"
     whole = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
     has_other = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     is_named = whole is not None and whole.__name__ in (config.architectures or ())

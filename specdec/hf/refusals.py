@@ -2,7 +2,10 @@
 
 from transformers import PreTrainedModel
 
-_ONE_LENGTH = "its decoder counts positions from one length of all rows, and takes no position_ids"
+_ONE_LENGTH = (
+    "its decoder counts positions from one length of all rows, and takes no position_ids; load it "
+    "with its encoder (AutoModelForSpeechSeq2Seq, AutoModelForSeq2SeqLM)"
+)
 _FROM_IDS = (
     "it counts positions from the padding ids in one call, so that they depend on how a text is cut"
 )

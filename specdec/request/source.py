@@ -5,6 +5,7 @@ the model's own `generate` reads it, becomes prompts of the decoder and row inpu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
 import torch
@@ -28,8 +29,6 @@ _NOT_READ = {
 }
 _OF_SOURCE = {"encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
 """Settings of processors that read the ids of the source, with the value that does nothing."""
-
-
 MULTIPLE = 64
 """Lengths of sources are filled up to a multiple of this: storage, and captured steps, are of one
 length.
@@ -161,6 +160,12 @@ def _given(
 ) -> dict[str, Any]:
     """What the model's own `generate` is given, by name; taken out of the options of a call."""
     whole = target.model.whole
+    _, *own = signature(type(whole).generate).parameters.values()
+    if own[0].default is Parameter.empty and own[0].kind is Parameter.POSITIONAL_OR_KEYWORD:
+        raise ValueError(
+            f"{type(whole).__name__} makes the source of {own[0].name} in a generate of its own; "
+            f"call model.generate({own[0].name}, ..., custom_generate=generator)"
+        )
     given = {"input_ids": input_ids, "attention_mask": attention_mask}
     if isinstance(input_ids, Mapping):
         given = {**given, "input_ids": None, **input_ids}
@@ -203,7 +208,8 @@ def through_hook(
         if mask is not None:  # HF has added rows to it, and not to the others
             given["attention_mask"] = mask[:: len(mask) // len(inputs)]
     rows = SourceRows({}, Source(target.model.whole.get_encoder(), [(given, model_kwargs)]))
-    own = {n: v for n, v in model_kwargs.items() if n not in ("encoder_outputs", "attention_mask")}
+    of_encoder = "encoder_outputs", "attention_mask", "inputs_embeds"
+    own = {name: value for name, value in model_kwargs.items() if name not in of_encoder}
     return {n.removeprefix("decoder_"): value for n, value in own.items()}, rows
 
 

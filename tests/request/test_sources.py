@@ -218,6 +218,31 @@ def test_what_is_no_source_is_refused(given, words):
         generator_of("bart").generate(**given, **OPTIONS)
 
 
+def test_a_model_that_makes_its_source_itself_runs_through_the_hook():
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    ids = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+    torch.manual_seed(0)
+    config = transformers.Pop2PianoConfig(vocab_size=99, **sizes, **ids, composer_vocab_size=2)
+    model = transformers.Pop2PianoForConditionalGeneration(config).eval()
+    model.generation_config.composer_to_feature_token = {"composer1": 0, "composer2": 1}
+    generator, heard = SpeculativeGenerator(model, "lookup"), torch.randn(2, 7, 16)
+    own = {"composer": "composer2", "max_new_tokens": 12}
+    expected = model.generate(heard, **own)
+    assert model.generate(heard, **own, custom_generate=generator).equal(expected)
+    words = r"makes the source of input_features in a generate of its own; call model.generate\("
+    for given in ({"input_features": heard}, {"input_ids": torch.tensor([[5]])}):
+        with pytest.raises(ValueError, match=words):
+            generator.generate(**given, **OPTIONS)
+
+
+def test_embeddings_of_a_source_through_the_hook():
+    model, generator = kept_whole("bart"), generator_of("bart")
+    batch, _ = sources(model, *LENGTHS)
+    embeds = model.get_encoder().embed_tokens(batch["input_ids"])
+    own = {"inputs_embeds": embeds, "attention_mask": batch["attention_mask"]}
+    assert hf_text(model, **own, custom_generate=generator).equal(hf_text(model, **batch))
+
+
 def test_a_recording_longer_than_the_encoder_reads():
     with pytest.raises(ValueError, match="has 101 frames, and the encoder reads 100 at once; call"):
         generator_of("whisper").generate(input_features=torch.zeros(1, 16, 101), **OPTIONS)

@@ -354,6 +354,13 @@ def test_other_encoder_decoders_are_refused_by_name(name):
         Target(refused(kind, config, **sizes))
 
 
+def test_a_decoder_that_was_loaded_without_its_encoder_says_what_loads_both():
+    """As HF's users load distil-whisper to assist."""
+    alone = transformers.WhisperForCausalLM(copy.deepcopy(kept_whole("whisper").config)).eval()
+    with pytest.raises(ValueError, match=r"WhisperForCausalLM .* load it with its encoder \(Auto"):
+        ModelDrafter(alone)
+
+
 def test_a_model_in_training_mode_is_refused_and_one_changed_later_is_noticed():
     model = build_whole("bart")
     generator = SpeculativeGenerator(model, "lookup")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from specdec.lab.cli.options import Images, Parts, Prompt, Sampling, Target
+from specdec.lab.cli.options import Images, Parts, Prompt, Sampling, Target, refuse
 from specdec.lab.show.table import need
 from specdec.lab.show.text import printable
 
@@ -16,9 +16,13 @@ from specdec.lab.show.text import printable
 def generate(
     *,
     target: Target,
-    prompt: Prompt,
+    prompt: Prompt = None,
     image: Images = None,
-    max_new_tokens: Annotated[int, Option(help="at most")] = 128,
+    audio: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="WAV to transcribe, in place of a prompt; default: none"),
+    ] = None,
+    max_new_tokens: Annotated[int, Option(help="at most; of a recording, a window's")] = 128,
     trace: Annotated[
         Path | None,
         Option(metavar="FILE", help="all steps: .html (a page), .jsonl, .parquet; default: none"),
@@ -30,9 +34,16 @@ def generate(
 
     Options that are left out truncate and penalise nothing, as in specdec evaluate: of the target's
     generation_config only the ids that end and pad a text are used. A prompt with pictures
-    (--image) goes through the target's processor and its chat template.
+    (--image) goes through the target's processor and its chat template. A recording (--audio) is
+    transcribed greedily as the target's own generate does it, window by window.
     """
     options = sampling.given(parts)
+    if (prompt is None) == (audio is None):
+        raise ValueError("expected --prompt, or --audio without it, got both or neither; pass one")
+    if audio is not None:
+        more = {"image": image, "trace": trace, "temperature": sampling.temperature or None}
+        refuse(more, "belongs to prompts; leave it out beside --audio")
+        return _transcribed(target, audio, parts, max_new_tokens)
     if trace is not None:
         check_trace_file(trace)
     pictures = processor = None
@@ -66,6 +77,17 @@ def generate(
         found = result.trace.with_tokenizer(tokenizer)
         found = found.with_pictures([pictures]) if pictures else found
         getattr(found, f"to_{trace.suffix[1:]}")(trace)
+
+
+def _transcribed(target: str, audio: Path, parts: Parts, max_new_tokens: int) -> None:
+    """Prints a transcript."""
+    from specdec.lab.cli.audio import features_of, transcribe
+
+    features = features_of(target, audio)  # what is wrong is said before weights are loaded
+    own = {"do_sample": False, "num_beams": 1, "max_new_tokens": max_new_tokens}
+    lines, stats = transcribe(*parts.load(target), features, **own)
+    print(*map(printable, lines), sep="\n")
+    print(f"\n{stats}")
 
 
 def _pictured(processor: Any, prompt: str, pictures: list[Any], target: Any) -> dict[str, Any]:

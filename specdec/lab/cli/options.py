@@ -79,7 +79,7 @@ def count(about: str) -> Any:
 
 
 Target = Annotated[str, Option(help="zoo, or a model's folder or Hugging Face id")]
-Prompt = Annotated[str, Option(parser=text, metavar="TEXT", help="- reads standard input")]
+Prompt = Annotated[str | None, Option(parser=text, metavar="TEXT", help="- reads standard input")]
 Prompts = Annotated[list[str] | None, Option(parser=text, metavar="TEXT", help="repeatable; or -")]
 Images = Annotated[
     list[Path] | None,
