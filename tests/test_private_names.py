@@ -196,7 +196,7 @@ def test_other_private_names_of_torch_are_there():
 def test_private_names_of_hf_are_there(tmp_path):
     model = build("llama")
     assert lookups.attention_of(model.config) == model.config._attn_implementation
-    layers.set_implementation(model.config, layers.ATTENTION_FIELD, "eager")
+    layers.set_implementation(model.config, lookups.ATTENTION_FIELD, "eager")
     assert model.config._attn_implementation == "eager"
     assert [layers.is_stateful(build(kind)) for kind in ("llama", "mamba2")] == [False, True]
     assert hasattr(modeling_gpt_neo.GPTNeoSelfAttention, layers.OWN_ATTENTION)

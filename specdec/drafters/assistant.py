@@ -23,7 +23,8 @@ from specdec.drafters.head.layers import Attend
 from specdec.drafters.head.sharing import model_of
 from specdec.drafters.tree import TreePass, TreePlan
 from specdec.graphs.tree import shared
-from specdec.hf.layers import ATTENTION_FIELD, decoder_layers, set_implementation
+from specdec.hf.layers import decoder_layers, set_implementation
+from specdec.hf.lookups import ATTENTION_FIELD
 from specdec.samplers.noise import Drawing
 from specdec.targets import Target
 from specdec.targets.attention import attend as attend_over_slots

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-ATTENTION_FIELD, EXPERTS_FIELD = "_attn_implementation_internal", "_experts_implementation_internal"
-"""Fields of a configuration with the implementation that its layers run."""
+EXPERTS_FIELD = "_experts_implementation_internal"
+"""Field of a configuration with the implementation that its experts run."""
 
 
 def is_stateful(model: PreTrainedModel) -> bool:
@@ -26,8 +26,8 @@ first and the last are not recognised, and such models do not pass the self-test
 
 
 def set_implementation(config: object, field: str, implementation: str) -> None:
-    """Changes one of these fields, without HF's checks; configurations without it stay as they
-    are.
+    """Changes such a field, or `ATTENTION_FIELD`, without HF's checks; configurations without it
+    stay as they are.
     """
     if field in vars(config):
         vars(config)[field] = implementation

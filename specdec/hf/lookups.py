@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from transformers import AttentionMaskInterface, PreTrainedModel
 
-from specdec.hf.layers import ATTENTION_FIELD
+ATTENTION_FIELD = "_attn_implementation_internal"
+"""Field of a configuration with the attention function that its layers look up."""
 
 
 def attention_of(config: object) -> str | None:

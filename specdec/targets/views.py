@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from specdec.graphs.tree import weight_addresses
 from specdec.hf.forward import cache_argument, forward_arguments
-from specdec.hf.layers import ATTENTION_FIELD, Streams, decoder_layers, set_implementation
+from specdec.hf.layers import Streams, decoder_layers, set_implementation
+from specdec.hf.lookups import ATTENTION_FIELD
 from specdec.hf.positions import position_limit
 from specdec.targets.attention import ATTENTION
 from specdec.targets.edits.edit import Edit, Running, apply_edit

@@ -18,7 +18,8 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from specdec.drafters.head.layers import Attend
 from specdec.drafters.head.rotary import cosines_and_sines
-from specdec.hf.layers import ATTENTION_FIELD, decoder_layers, set_implementation
+from specdec.hf.layers import decoder_layers, set_implementation
+from specdec.hf.lookups import ATTENTION_FIELD
 from specdec.kernels import AttentionOptions
 from specdec.slots.layout import KeyValueShape
 

@@ -18,7 +18,8 @@ from types import SimpleNamespace
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from specdec.hf.layers import ATTENTION_FIELD, BLOCK_COUNT, set_implementation
+from specdec.hf.layers import BLOCK_COUNT, set_implementation
+from specdec.hf.lookups import ATTENTION_FIELD
 from specdec.kernels import AttentionOptions
 from specdec.slots.attention import attend, seen_mask
 from specdec.slots.cache import SlotCache, Window

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from specdec.hf.layers import ATTENTION_FIELD, ROTATE, has_compressor, set_implementation
+from specdec.hf.layers import ROTATE, has_compressor, set_implementation
+from specdec.hf.lookups import ATTENTION_FIELD
 from specdec.slots.attention import sees
 from specdec.slots.cache import SlotCache, Window
 from specdec.slots.layout import Compressor, KeyValueShape

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from specdec.hf.layers import (
-    ATTENTION_FIELD,
     BLOCK_COUNT,
     INDEX_COUNT,
     INDEX_KEYS,
     reads_chosen_keys,
     set_implementation,
 )
+from specdec.hf.lookups import ATTENTION_FIELD
 from specdec.kernels import AttentionOptions
 from specdec.slots.attention import attend, seen_mask
 from specdec.slots.cache import Window

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.hf.foreign import foreign_attention
-from specdec.hf.layers import ATTENTION_FIELD
+from specdec.hf.lookups import ATTENTION_FIELD
 from specdec.kernels import AttentionOptions
 from specdec.slots.attention import attend, window_mask
 from specdec.slots.cache import Window
