@@ -99,7 +99,9 @@ class HeadDrafter(TreeDrafter):
         if limit is not None:
             from specdec.drafters.head.check import check_length
 
-            check_length(self.tree_depth or self.num_draft_tokens, limit, is_tree=bool(self.tree))
+            check_length(
+                self.tree_depth or self.num_draft_tokens, limit, is_tree=self.tree is not None
+            )
 
     @classmethod
     def from_pretrained(
@@ -161,6 +163,8 @@ class HeadDrafter(TreeDrafter):
     ) -> HeadState:
         """Key/value storage for `max_length` tokens per row, and the nodes that a step reads."""
         plan, sizes = self.tree_plan(device), (batch_size, max_length)
+        if getattr(self.config, "layer", None) is None:
+            return HeadState(None, None, plan=plan)
         extra = max(plan.max_read if plan else 0, self.num_after) - self.num_draft_tokens
         return head_state(self.head, self.num_layers, sizes, plan, extra_slots=extra, device=device)
 

@@ -44,17 +44,15 @@ def head_state(
     """Key/value storage for the tokens of each row, and the nodes that a step reads.
 
     Args:
-        head: of a `HeadDrafter`.
+        head: of a `HeadDrafter`, with decoder layers.
         num_layers: decoder layers in use.
         sizes: B, and the most tokens of a row.
         plan: of trees.
         extra_slots: so many tokens more than K may be behind the text.
         device: where the tensors are.
     """
-    layer = getattr(head.config, "layer", None)
-    if layer is None:
-        return HeadState(None, None, plan=plan)
-    (rows, most), where = sizes, {"dtype": head.dtype, "device": device}
+    layer, (rows, most) = head.config.layer, sizes
+    where = {"dtype": head.dtype, "device": device}
     shapes = dict.fromkeys(range(num_layers), layer.key_value_shape(**where))
     most += plan.max_read if plan else 0
     cache = SlotCache(rows, most, shapes, extra_slots=extra_slots)
