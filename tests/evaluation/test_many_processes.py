@@ -23,11 +23,11 @@ from architectures import build
 from tqdm import tqdm
 
 from specdec import SpeculativeGenerator, zoo
-from specdec.lab.evaluation import Study, shared_file, sweep, write_answers
+from specdec.lab.evaluation import Study, markers, sweep, write_answers
 from specdec.lab.evaluation.cells import StudyFolder
+from specdec.lab.evaluation.markers import Markers
 from specdec.lab.evaluation.paired import difference
 from specdec.lab.evaluation.run_file import RunFile
-from specdec.lab.evaluation.shared_file import Markers
 from specdec.processes import Team, local_device
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
@@ -76,15 +76,15 @@ def run(folder: Path, study: dict, has_locks: bool, host: str | None = None) -> 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SpeculativeGenerator, "generate", noting)
-        patch.setattr(shared_file, "POLL_S", 0.02)
-        evaluate = sys.modules["specdec.lab.evaluation.evaluate"]
-        patch.setattr(evaluate, "provenance", dict)  # which asks git, for each cell
+        patch.setattr(markers, "POLL_S", 0.02)
+        asked = "specdec.lab.evaluation.run.provenance"
+        patch.setattr(asked, dict)  # git, for each cell
         if not has_locks:
             patch.setattr("fcntl.flock", without_locks)
         if host is not None:
-            patch.setattr(shared_file, "_place", lambda: host)
-            patch.setattr(shared_file, "BEAT_S", 0.05)
-            patch.setattr(shared_file, "PATIENCE_S", 1.0)
+            patch.setattr(markers, "_place", lambda: host)
+            patch.setattr(markers, "BEAT_S", 0.05)
+            patch.setattr(markers, "PATIENCE_S", 1.0)
         return sweep(TARGET, PROMPTS, **study, output=folder)
 
 
@@ -183,20 +183,20 @@ def test_of_twenty_additions_at_one_time_none_is_lost(tmp_path):
 def test_a_living_process_of_another_machine_keeps_its_marker(skew_s, tmp_path, monkeypatch):
     """However its clock goes: what counts is that the time of its file moves."""
     now = SimpleNamespace(s=0.0)
-    monkeypatch.setattr(shared_file.time, "monotonic", lambda: now.s)
-    monkeypatch.setattr(shared_file, "_place", lambda: "there")
+    monkeypatch.setattr(markers.time, "monotonic", lambda: now.s)
+    monkeypatch.setattr(markers, "_place", lambda: "there")
     other = Markers(tmp_path / "run")
-    other.touch()
+    other.enter()
     assert other.take(["a"]) == "a"
-    monkeypatch.setattr(shared_file, "_place", lambda: "here")
+    monkeypatch.setattr(markers, "_place", lambda: "here")
     own = Markers(tmp_path / "run")
-    own.touch()
+    own.enter()
     for _ in range(200):
         now.s += 10
         stamp = time.time() + skew_s + now.s
-        os.utime(other.part, (stamp, stamp))
+        os.utime(other.folder / "a", (stamp, stamp))
         assert own.take(["a"], abandoned=True) is None
-    now.s += shared_file.PATIENCE_S - 1
+    now.s += markers.PATIENCE_S - 1
     assert own.take(["a"], abandoned=True) is None
     now.s += 2
     assert own.take(["a"]) is None
@@ -207,12 +207,12 @@ def test_a_living_process_of_another_machine_keeps_its_marker(skew_s, tmp_path, 
 @pytest.mark.parametrize("text", ["", "half-a-na", "x"])
 def test_a_marker_whose_process_died_while_it_wrote_it_expires(text, tmp_path, monkeypatch):
     now = SimpleNamespace(s=0.0)
-    monkeypatch.setattr(shared_file.time, "monotonic", lambda: now.s)
+    monkeypatch.setattr(markers.time, "monotonic", lambda: now.s)
     own = Markers(tmp_path / "run")
-    own.touch()
+    own.enter()
     (own.folder / "a").write_text(text)
     assert own.take(["a"], abandoned=True) is None
-    now.s += shared_file.PATIENCE_S + 1
+    now.s += markers.PATIENCE_S + 1
     assert own.take(["a"], abandoned=True) == "a"
 
 
@@ -231,14 +231,14 @@ def test_a_folder_that_vanishes_is_made_again(few, tmp_path):
     (batch, *_) = sweep(TARGET, PROMPTS, **FEW).runs[0].batches
     with file.joined():
         assert file.take(["0"]) == "0"
-        file.part.unlink()
+        (file.folder / file.name).unlink()
         (file.folder / "0").unlink()
         file.folder.rmdir()
         assert file.take(["0"]) is None
         other = RunFile(tmp_path / "run.jsonl", {"run": {}})
-        other.touch()
+        other.enter()
         assert file.take(["0"]) is None  # it may be done: read first
-        file.touch()
+        file.enter()
         assert file.take(["0"]) == "0"
         file.append(batch)
         assert file.settle([0])
