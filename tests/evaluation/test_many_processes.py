@@ -204,6 +204,88 @@ def test_a_living_process_of_another_machine_keeps_its_marker(skew_s, tmp_path, 
     assert other.take(["a"], abandoned=True) is None
 
 
+def without_links(*_):
+    raise OSError(errno.EPERM, "no links")
+
+
+@pytest.fixture(params=["links", "no links"])
+def links(request, monkeypatch):
+    """File systems that have links, and those that have none."""
+    if request.param == "no links":
+        monkeypatch.setattr("os.link", without_links)
+
+
+def test_of_two_that_see_one_dead_process_one_alone_takes_its_piece(links, tmp_path):
+    """Even if the other one has decided before that the marker is a dead one's."""
+    second, third = Markers(tmp_path / "run"), Markers(tmp_path / "run")
+
+    def first() -> None:
+        own = Markers(tmp_path / "run")
+        own.enter()
+        assert own.take(["a"]) == "a"
+
+    assert ended(forked(first)) == 0
+    second.enter()
+    third.enter()
+    is_dead, taken = second._is_dead, []
+
+    def slowly(marker: Path) -> bool:
+        found = is_dead(marker)
+        taken.append(third.take(["a"], abandoned=True))
+        return found
+
+    second._is_dead = slowly
+    assert second.take(["a"], abandoned=True) is None
+    assert taken == ["a"]
+    third.release()
+    assert second.take(["a"]) == "a"  # the dead marker is gone, too
+    second.release()
+    assert len(os.listdir(second.folder)) == 3  # a card of each
+
+
+def test_wherever_a_process_is_killed_its_piece_is_free_at_once(tmp_path):
+    """At each line that it runs while it takes a piece."""
+    others, place = Markers(tmp_path / "run"), markers.__file__
+
+    def killed_at(number: int) -> None:
+        left = iter(range(number))
+
+        def trace(frame, event, _):
+            if frame.f_code.co_filename == place and event == "line" and next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        own = Markers(tmp_path / "run")
+        own.enter()
+        sys.settrace(trace)
+        own.take(["a"])
+
+    others.enter()
+    statuses = []
+    while 0 not in statuses:
+        statuses.append(ended(forked(killed_at, len(statuses))))
+        assert others.take(["a"], abandoned=True) == "a"
+        others.release()
+    assert len(statuses) > 10
+    assert statuses[:-1] == [-signal.SIGKILL] * (len(statuses) - 1)
+
+
+def test_a_link_whose_message_was_lost_is_known_as_ones_own(tmp_path, monkeypatch):
+    """A network file system may make a link, and say at a second trial that it is there."""
+    own, other, link = Markers(tmp_path / "run"), Markers(tmp_path / "run"), os.link
+
+    def twice(old: Path, new: Path) -> None:
+        link(old, new)
+        link(old, new)
+
+    own.enter()
+    other.enter()
+    monkeypatch.setattr("os.link", twice)
+    assert own.take(["a"]) == "a"
+    monkeypatch.setattr("os.listdir", lambda folder: [])  # which is a moment old
+    assert other.take(["a"]) is None
+
+
 @pytest.mark.parametrize("text", ["", "half-a-na", "x"])
 def test_a_marker_whose_process_died_while_it_wrote_it_expires(text, tmp_path, monkeypatch):
     now = SimpleNamespace(s=0.0)
