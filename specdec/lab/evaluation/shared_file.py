@@ -28,7 +28,7 @@ from specdec.lab.evaluation.markers import Markers
 from specdec.processes import Team
 from specdec.settings import differences
 
-L = TypeVar("L")
+L, T = TypeVar("L"), TypeVar("T")
 
 
 class SharedFile(Markers, ABC, Generic[L]):
@@ -75,13 +75,8 @@ class SharedFile(Markers, ABC, Generic[L]):
     def joined(self) -> Iterator[None]:
         """Reads what is there; see `Markers`."""
         with ExitStack() as stack:
-
-            def begin() -> dict[Any, L]:
-                self.refresh()  # raises an error for files of another run
-                stack.enter_context(super(SharedFile, self).joined())
-                return self.refresh()
-
-            self.lines = self._team.from_first(begin)
+            join = super().joined()
+            self._from_first(lambda: (stack.enter_context(join), self.refresh()))
             yield
 
     def pieces(
@@ -100,27 +95,20 @@ class SharedFile(Markers, ABC, Generic[L]):
             wait: until it is.
         """
 
-        def claimed() -> tuple[str | None, dict[Any, L] | None]:
-            if (name := self.take(wanted())) is not None:
-                return name, None
-            self.refresh()
-            return self.take(wanted(), abandoned=True), self.lines
+        def claimed() -> str | None:
+            if (name := self.take(wanted())) is None:
+                self.enter()  # others may have removed the folder: read after that
+                self.refresh()
+                name = self.take(wanted(), abandoned=True)
+            return name
 
         while True:
-            name, lines = self._team.from_first(claimed)
-            self.lines = self.lines if lines is None else lines
-            if name is not None:
+            if (name := self._from_first(claimed)) is not None:
                 yield name
             elif is_settled() or not wait:
                 return
             else:
                 time.sleep(markers.POLL_S)
-                self.lines = self._team.from_first(self._rejoined)
-
-    def _rejoined(self) -> dict[Any, L]:
-        """Reads after its card is there again, where another process has removed the folder."""
-        self.enter()
-        return self.refresh()
 
     def refresh(self) -> dict[Any, L]:
         """All lines that are there by now.
@@ -167,7 +155,7 @@ class SharedFile(Markers, ABC, Generic[L]):
             if not set(keys) <= self._read(self.path)[1].keys():
                 if not set(keys) <= self.lines.keys():
                     return False
-                self.enter()  # again, after `joined`
+                self.enter()  # this may be after `joined`
                 if self.take(["whole"], abandoned=True) is None:
                     return False
                 self._write([self.lines[key] for key in keys], self._header())
@@ -177,11 +165,19 @@ class SharedFile(Markers, ABC, Generic[L]):
                 shutil.rmtree(gone, ignore_errors=True)
             return True
 
-        is_whole, self.lines = self._team.from_first(lambda: (settled(), self.lines))
-        return is_whole
+        return self._from_first(settled)
 
     def fail(self, error: Exception) -> None:
         """Leaves what is missing to other processes."""
+
+    def _from_first(self, work: Callable[[], T]) -> T:
+        """What `work` returns in the first process of the team; all have the lines that it read."""
+        before = self.lines
+        result, read = self._team.from_first(
+            lambda: (work(), None if self.lines is before else self.lines)
+        )
+        self.lines = before if read is None else read
+        return result
 
     def _write(self, lines: Iterable[L], *header: dict[str, Any]) -> None:
         with replacing(self.path) as file:
