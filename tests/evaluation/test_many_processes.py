@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from architectures import build
+from scipy.stats import norm
 from tqdm import tqdm
 
 from specdec import SpeculativeGenerator, zoo
@@ -377,6 +378,15 @@ def test_of_processes_on_one_device_one_alone_measures_times(tmp_path):
     assert set(study.to_frame()["device"]) == {first.about["run"]["device"], "cuda (another one)"}
 
 
+LENGTHS = {
+    "GSM8K": "25 47 53 59 65 69 74 78 84 89 94 99 106 112 119 125 134 145 159 176 304",
+    "HumanEval": "4 10 14 21 22 25 29 33 36 39 42 43 48 56 63 71 77 81 95 112 210",
+}
+"""Words and signs of the published answers: every twentieth of them, from the shortest."""
+CORRELATION = 0.5
+"""Of an answer's length with its prompt's: 0.50 and 0.51 there."""
+
+
 def efficiency(lengths: np.ndarray, count: int) -> float:
     """Of processes of which each takes the next piece when it is free."""
     ends = [0.0] * count
@@ -385,16 +395,40 @@ def efficiency(lengths: np.ndarray, count: int) -> float:
     return lengths.sum() / (count * max(ends))
 
 
-def test_the_folder_as_a_queue_keeps_many_processes_at_work():
-    """4 096 prompts of lognormal lengths; rounds of one batch per process were 48 % and 29 %."""
-    for seed in range(5):
-        lengths = np.random.default_rng(seed).lognormal(np.log(300), 0.6, 4096).clip(max=2048)
-        assert efficiency(lengths, 8) > 0.97
-        rounds = lengths.reshape(-1, 8)
-        assert lengths.sum() / (8 * rounds.max(axis=1).sum()) < 0.5
-        cells = np.tile(lengths, 4)  # nobody waits between the cells of a study
-        assert efficiency(cells, 64) > 0.98
-        assert efficiency(lengths, 64) > 0.95
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_folder_as_a_queue_keeps_many_processes_at_work(name, seed):
+    """4 096 prompts of one cell, whose answers have real lengths; the longest prompts come first.
+    Rounds of one batch per process, which all wait for the longest one, would waste half.
+    """
+    generator, table = np.random.default_rng(seed), np.array(LENGTHS[name].split(), dtype=float)
+    answer, prompt = generator.multivariate_normal(
+        [0, 0], [[1, CORRELATION], [CORRELATION, 1]], 4096
+    ).T
+    lengths = np.interp(norm.cdf(answer), np.linspace(0, 1, len(table)), table)
+    in_rounds = lengths.sum() / (8 * lengths.reshape(-1, 8).max(axis=1).sum())
+    assert in_rounds < 0.62
+    assert efficiency(lengths, 8) > 0.99
+    assert efficiency(lengths, 64) > 0.95
+    sorted_lengths = lengths[np.argsort(-prompt)]
+    assert efficiency(sorted_lengths, 8) > 0.998
+    assert efficiency(sorted_lengths, 64) > 0.97
+
+
+def test_long_prompts_are_taken_first():
+    """So that the last batches, for which others wait, are short."""
+    taken, generate = [], SpeculativeGenerator.generate
+
+    def noting(self, ids, mask, **options):
+        taken.append(int(mask.sum()))
+        return generate(self, ids, mask, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SpeculativeGenerator, "generate", noting)
+        prompts = [[7] * 3, [7] * 5, [7] * 2, [7] * 4]
+        study = sweep(TARGET, prompts, drafts=[1], max_new_tokens=1)
+    assert taken == [5, 4, 3, 2]
+    assert [row.num_prompt_tokens for row in study.runs[0].rows] == [3, 5, 2, 4]
 
 
 def test_an_error_in_memory_ends_all_processes_of_a_group(monkeypatch):
