@@ -171,7 +171,7 @@ class SharedFile(Markers, ABC, Generic[L]):
         """Leaves what is missing to other processes."""
 
     def _from_first(self, work: Callable[[], T]) -> T:
-        """What `work` returns in the first process of the team; all have the lines that it read."""
+        """What `work` returns in the first process; all have the lines that it has read."""
         before = self.lines
         result, read = self._team.from_first(
             lambda: (work(), None if self.lines is before else self.lines)
