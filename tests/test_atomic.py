@@ -289,9 +289,7 @@ def writes_of(file: Path) -> list[int]:
 def test_nothing_of_ours_writes_a_file_in_place(tmp_path):
     files = [*(ROOT / "specdec").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]
     found = {str(file.relative_to(ROOT)): lines for file in files if (lines := writes_of(file))}
-    markers = found.pop(
-        "specdec/lab/evaluation/shared_file.py"
-    )  # files that must not be there before
+    markers = found.pop("specdec/lab/evaluation/markers.py")  # files that must not be there before
     assert len(markers) == 1
     assert set(found) == {"specdec/atomic.py"}
     guilty = tmp_path / "guilty.py"

@@ -1,6 +1,7 @@
 """`specdec ablate` is `sweep` with the arguments of a file."""
 
 import json
+import re
 
 import pytest
 
@@ -77,6 +78,32 @@ def test_the_figure_is_a_file(study, tmp_path, capsys):
     assert (tmp_path / "a.svg").read_text().count("</svg>") == 1
 
 
+def test_a_study_is_watched_until_all_of_its_cells_are_there(study, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "study"
+    sweep(**read_study(study) | {"temperatures": [0]}, output=folder)
+    assert main(["ablate", str(folder)]) == 0
+    expected, cells = capsys.readouterr().out, sorted(folder.glob("*.jsonl"))
+    for cell in cells:
+        cell.rename(tmp_path / cell.name)
+    before, slept = sorted(folder.iterdir()), []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        assert sorted(folder.iterdir()) == before  # it only reads
+        (tmp_path / cells[len(slept) - 1].name).rename(cells[len(slept) - 1])
+        before[:] = sorted(folder.iterdir())
+
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setattr("time.sleep", sleep)
+    assert main(["ablate", str(folder), "--watch"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == expected
+    assert len(slept) == len(cells) == 4
+    frames = dict.fromkeys(re.findall(r"\d of \d cells|out: \d cell", printed.err))
+    counts = ["0 of 4 cells", "out: 3 cell", "1 of 4 cells", "out: 2 cell", "2 of 4 cells"]
+    assert list(frames) == [*counts, "out: 1 cell", "3 of 4 cells"]
+
+
 REFUSED = [
     (["nowhere.toml"], "there is no study nowhere.toml"),
     (["STUDY", "--plot", "nowhere/a.png"], "there is no folder nowhere"),
@@ -85,6 +112,8 @@ REFUSED = [
     (["STUDY", "--minus", "lookup"], "must be axes with values like drafter=lookup"),
     (["STUDY", "--minus", "colour=red"], "an axis must be"),
     (["STUDY", "--of", "speed"], "of must be"),
+    (["WRONG", "--watch"], "--watch shows the folder of a study, and"),
+    (["FOLDER", "--watch"], "no folder of a study"),
 ]
 
 

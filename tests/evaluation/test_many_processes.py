@@ -20,14 +20,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from architectures import build
+from scipy.stats import norm
 from tqdm import tqdm
 
 from specdec import SpeculativeGenerator, zoo
-from specdec.lab.evaluation import Study, shared_file, sweep, write_answers
+from specdec.lab.evaluation import Study, markers, sweep, write_answers
 from specdec.lab.evaluation.cells import StudyFolder
+from specdec.lab.evaluation.markers import Markers
 from specdec.lab.evaluation.paired import difference
 from specdec.lab.evaluation.run_file import RunFile
-from specdec.lab.evaluation.shared_file import Markers
 from specdec.processes import Team, local_device
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
@@ -76,15 +77,15 @@ def run(folder: Path, study: dict, has_locks: bool, host: str | None = None) -> 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SpeculativeGenerator, "generate", noting)
-        patch.setattr(shared_file, "POLL_S", 0.02)
-        evaluate = sys.modules["specdec.lab.evaluation.evaluate"]
-        patch.setattr(evaluate, "provenance", dict)  # which asks git, for each cell
+        patch.setattr(markers, "POLL_S", 0.02)
+        asked = "specdec.lab.evaluation.run.provenance"
+        patch.setattr(asked, dict)  # git, for each cell
         if not has_locks:
             patch.setattr("fcntl.flock", without_locks)
         if host is not None:
-            patch.setattr(shared_file, "_place", lambda: host)
-            patch.setattr(shared_file, "BEAT_S", 0.05)
-            patch.setattr(shared_file, "PATIENCE_S", 1.0)
+            patch.setattr(markers, "_place", lambda: host)
+            patch.setattr(markers, "BEAT_S", 0.05)
+            patch.setattr(markers, "PATIENCE_S", 1.0)
         return sweep(TARGET, PROMPTS, **study, output=folder)
 
 
@@ -183,20 +184,20 @@ def test_of_twenty_additions_at_one_time_none_is_lost(tmp_path):
 def test_a_living_process_of_another_machine_keeps_its_marker(skew_s, tmp_path, monkeypatch):
     """However its clock goes: what counts is that the time of its file moves."""
     now = SimpleNamespace(s=0.0)
-    monkeypatch.setattr(shared_file.time, "monotonic", lambda: now.s)
-    monkeypatch.setattr(shared_file, "_place", lambda: "there")
+    monkeypatch.setattr(markers.time, "monotonic", lambda: now.s)
+    monkeypatch.setattr(markers, "_place", lambda: "there")
     other = Markers(tmp_path / "run")
-    other.touch()
+    other.enter()
     assert other.take(["a"]) == "a"
-    monkeypatch.setattr(shared_file, "_place", lambda: "here")
+    monkeypatch.setattr(markers, "_place", lambda: "here")
     own = Markers(tmp_path / "run")
-    own.touch()
+    own.enter()
     for _ in range(200):
         now.s += 10
         stamp = time.time() + skew_s + now.s
-        os.utime(other.part, (stamp, stamp))
+        os.utime(other.folder / "a", (stamp, stamp))
         assert own.take(["a"], abandoned=True) is None
-    now.s += shared_file.PATIENCE_S - 1
+    now.s += markers.PATIENCE_S - 1
     assert own.take(["a"], abandoned=True) is None
     now.s += 2
     assert own.take(["a"]) is None
@@ -204,15 +205,97 @@ def test_a_living_process_of_another_machine_keeps_its_marker(skew_s, tmp_path, 
     assert other.take(["a"], abandoned=True) is None
 
 
+def without_links(*_):
+    raise OSError(errno.EPERM, "no links")
+
+
+@pytest.fixture(params=["links", "no links"])
+def links(request, monkeypatch):
+    """File systems that have links, and those that have none."""
+    if request.param == "no links":
+        monkeypatch.setattr("os.link", without_links)
+
+
+def test_of_two_that_see_one_dead_process_one_alone_takes_its_piece(links, tmp_path):
+    """Even if the other one has decided before that the marker is a dead one's."""
+    second, third = Markers(tmp_path / "run"), Markers(tmp_path / "run")
+
+    def first() -> None:
+        own = Markers(tmp_path / "run")
+        own.enter()
+        assert own.take(["a"]) == "a"
+
+    assert ended(forked(first)) == 0
+    second.enter()
+    third.enter()
+    is_dead, taken = second._is_dead, []
+
+    def slowly(marker: Path) -> bool:
+        found = is_dead(marker)
+        taken.append(third.take(["a"], abandoned=True))
+        return found
+
+    second._is_dead = slowly
+    assert second.take(["a"], abandoned=True) is None
+    assert taken == ["a"]
+    third.release()
+    assert second.take(["a"]) == "a"  # the dead marker is gone, too
+    second.release()
+    assert len(os.listdir(second.folder)) == 3  # a card of each
+
+
+def test_wherever_a_process_is_killed_its_piece_is_free_at_once(tmp_path):
+    """At each line that it runs while it takes a piece."""
+    others, place = Markers(tmp_path / "run"), markers.__file__
+
+    def killed_at(number: int) -> None:
+        left = iter(range(number))
+
+        def trace(frame, event, _):
+            if frame.f_code.co_filename == place and event == "line" and next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        own = Markers(tmp_path / "run")
+        own.enter()
+        sys.settrace(trace)
+        own.take(["a"])
+
+    others.enter()
+    statuses = []
+    while 0 not in statuses:
+        statuses.append(ended(forked(killed_at, len(statuses))))
+        assert others.take(["a"], abandoned=True) == "a"
+        others.release()
+    assert len(statuses) > 10
+    assert statuses[:-1] == [-signal.SIGKILL] * (len(statuses) - 1)
+
+
+def test_a_link_whose_message_was_lost_is_known_as_ones_own(tmp_path, monkeypatch):
+    """A network file system may make a link, and say at a second trial that it is there."""
+    own, other, link = Markers(tmp_path / "run"), Markers(tmp_path / "run"), os.link
+
+    def twice(old: Path, new: Path) -> None:
+        link(old, new)
+        link(old, new)
+
+    own.enter()
+    other.enter()
+    monkeypatch.setattr("os.link", twice)
+    assert own.take(["a"]) == "a"
+    monkeypatch.setattr("os.listdir", lambda folder: [])  # which is a moment old
+    assert other.take(["a"]) is None
+
+
 @pytest.mark.parametrize("text", ["", "half-a-na", "x"])
 def test_a_marker_whose_process_died_while_it_wrote_it_expires(text, tmp_path, monkeypatch):
     now = SimpleNamespace(s=0.0)
-    monkeypatch.setattr(shared_file.time, "monotonic", lambda: now.s)
+    monkeypatch.setattr(markers.time, "monotonic", lambda: now.s)
     own = Markers(tmp_path / "run")
-    own.touch()
+    own.enter()
     (own.folder / "a").write_text(text)
     assert own.take(["a"], abandoned=True) is None
-    now.s += shared_file.PATIENCE_S + 1
+    now.s += markers.PATIENCE_S + 1
     assert own.take(["a"], abandoned=True) == "a"
 
 
@@ -231,14 +314,14 @@ def test_a_folder_that_vanishes_is_made_again(few, tmp_path):
     (batch, *_) = sweep(TARGET, PROMPTS, **FEW).runs[0].batches
     with file.joined():
         assert file.take(["0"]) == "0"
-        file.part.unlink()
+        (file.folder / file.name).unlink()
         (file.folder / "0").unlink()
         file.folder.rmdir()
         assert file.take(["0"]) is None
         other = RunFile(tmp_path / "run.jsonl", {"run": {}})
-        other.touch()
+        other.enter()
         assert file.take(["0"]) is None  # it may be done: read first
-        file.touch()
+        file.enter()
         assert file.take(["0"]) == "0"
         file.append(batch)
         assert file.settle([0])
@@ -295,6 +378,15 @@ def test_of_processes_on_one_device_one_alone_measures_times(tmp_path):
     assert set(study.to_frame()["device"]) == {first.about["run"]["device"], "cuda (another one)"}
 
 
+LENGTHS = {
+    "GSM8K": "25 47 53 59 65 69 74 78 84 89 94 99 106 112 119 125 134 145 159 176 304",
+    "HumanEval": "4 10 14 21 22 25 29 33 36 39 42 43 48 56 63 71 77 81 95 112 210",
+}
+"""Words and signs of the published answers: every twentieth of them, from the shortest."""
+CORRELATION = 0.5
+"""Of an answer's length with its prompt's: 0.50 and 0.51 there."""
+
+
 def efficiency(lengths: np.ndarray, count: int) -> float:
     """Of processes of which each takes the next piece when it is free."""
     ends = [0.0] * count
@@ -303,16 +395,40 @@ def efficiency(lengths: np.ndarray, count: int) -> float:
     return lengths.sum() / (count * max(ends))
 
 
-def test_the_folder_as_a_queue_keeps_many_processes_at_work():
-    """4 096 prompts of lognormal lengths; rounds of one batch per process were 48 % and 29 %."""
-    for seed in range(5):
-        lengths = np.random.default_rng(seed).lognormal(np.log(300), 0.6, 4096).clip(max=2048)
-        assert efficiency(lengths, 8) > 0.97
-        rounds = lengths.reshape(-1, 8)
-        assert lengths.sum() / (8 * rounds.max(axis=1).sum()) < 0.5
-        cells = np.tile(lengths, 4)  # nobody waits between the cells of a study
-        assert efficiency(cells, 64) > 0.98
-        assert efficiency(lengths, 64) > 0.95
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_folder_as_a_queue_keeps_many_processes_at_work(name, seed):
+    """4 096 prompts of one cell, whose answers have real lengths; the longest prompts come first.
+    Rounds of one batch per process, which all wait for the longest one, would waste half.
+    """
+    generator, table = np.random.default_rng(seed), np.array(LENGTHS[name].split(), dtype=float)
+    answer, prompt = generator.multivariate_normal(
+        [0, 0], [[1, CORRELATION], [CORRELATION, 1]], 4096
+    ).T
+    lengths = np.interp(norm.cdf(answer), np.linspace(0, 1, len(table)), table)
+    in_rounds = lengths.sum() / (8 * lengths.reshape(-1, 8).max(axis=1).sum())
+    assert in_rounds < 0.62
+    assert efficiency(lengths, 8) > 0.99
+    assert efficiency(lengths, 64) > 0.95
+    sorted_lengths = lengths[np.argsort(-prompt)]
+    assert efficiency(sorted_lengths, 8) > 0.998
+    assert efficiency(sorted_lengths, 64) > 0.97
+
+
+def test_long_prompts_are_taken_first():
+    """So that the last batches, for which others wait, are short."""
+    taken, generate = [], SpeculativeGenerator.generate
+
+    def noting(self, ids, mask, **options):
+        taken.append(int(mask.sum()))
+        return generate(self, ids, mask, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SpeculativeGenerator, "generate", noting)
+        prompts = [[7] * 3, [7] * 5, [7] * 2, [7] * 4]
+        study = sweep(TARGET, prompts, drafts=[1], max_new_tokens=1)
+    assert taken == [5, 4, 3, 2]
+    assert [row.num_prompt_tokens for row in study.runs[0].rows] == [3, 5, 2, 4]
 
 
 def test_an_error_in_memory_ends_all_processes_of_a_group(monkeypatch):

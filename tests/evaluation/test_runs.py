@@ -21,7 +21,7 @@ from specdec import (
     TypicalSampler,
     zoo,
 )
-from specdec.lab.evaluation import Evaluation, Prompt, evaluate, shared_file
+from specdec.lab.evaluation import Evaluation, Prompt, evaluate, markers
 from specdec.lab.evaluation.plan import settings_of_run
 from specdec.lab.evaluation.prompts import encode
 from specdec.lab.evaluation.run_file import RunFile
@@ -87,7 +87,7 @@ def test_an_interrupted_run_goes_on_without_losing_or_repeating_a_prompt(
     monkeypatch.setattr(SpeculativeGenerator, "generate", spy)
     with pytest.raises(KeyboardInterrupt) if stop_after < 5 else nullcontext():
         evaluate(GENERATOR, PROMPTS, output=path, **OPTIONS)
-    monkeypatch.setattr(shared_file, "PATIENCE_S", 0.0)  # this process lives: it was not killed
+    monkeypatch.setattr(markers, "PATIENCE_S", 0.0)  # this process lives: it was not killed
     if cut:  # killed while it was writing
         part = next(file for file in RunFile(path).files if file.exists())
         part.write_bytes(part.read_bytes()[:-cut])

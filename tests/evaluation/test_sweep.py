@@ -278,8 +278,8 @@ def test_timed_cells_take_turns_on_every_batch(monkeypatch):
 
 def test_of_several_rounds_the_median_one_counts(monkeypatch):
     seconds = iter([9.0, 3.0, 1.0, 2.0])  # the first of the warm-up
-    module = sys.modules["specdec.lab.evaluation.evaluate"]
-    monkeypatch.setattr(module, "timed", lambda run, device: (run(), next(seconds)))
+    timed = "specdec.lab.evaluation.batches.timed"
+    monkeypatch.setattr(timed, lambda run, device: (run(), next(seconds)))
     options = {"drafters": ["none"], "timed": True, "rounds": 3, "max_new_tokens": 1}
     assert sweep(TARGET, PROMPTS[:1], **options).runs[0].seconds == 2.0
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.console import Console
 from typer import Argument, BadParameter, Option
 
 from specdec.atomic import replacing
 from specdec.lab.cli.evaluate import print_as
 from specdec.lab.cli.options import Format
-from specdec.lab.show.table import need
+from specdec.lab.show.table import Table, need
+
+if TYPE_CHECKING:
+    from specdec.lab.evaluation import Study
+
+WATCH_S = 5.0
 
 
 def cell(value: str) -> dict[str, str]:
@@ -46,6 +54,9 @@ def ablate(
     plot: Annotated[
         Path | None, Option(metavar="FILE", help="figure: .png, .svg, .pdf; default: none")
     ] = None,
+    watch: Annotated[
+        bool, Option("--watch", help="of a folder: show the table until all cells are there")
+    ] = False,
     format: Format = "text",
 ) -> None:
     """Run a study (drafters, drafts, samplers, temperatures, ...) and show its table.
@@ -61,6 +72,11 @@ def ablate(
         raise ValueError(
             f"there is no study {study}: a TOML file, or the folder of one that has run"
         )
+    if watch and not study.is_dir():
+        raise ValueError(
+            f"--watch shows the folder of a study, and {study} is a file; pass its folder, "
+            f"{output or study.with_suffix('')}"
+        )
     for library, option in (("matplotlib", plot), ("pandas", format == "latex" or None)):
         if option is not None:
             need(library, "--plot" if library == "matplotlib" else "--format latex")
@@ -69,6 +85,8 @@ def ablate(
     from specdec.processes import team
 
     if study.is_dir():
+        if watch:
+            _watch(study, lambda found: found.tables(columns, of))
         found = Study.load(study)
     else:
         arguments = read_study(study)
@@ -93,6 +111,28 @@ def ablate(
         plot = plot if plot.suffix else plot.with_suffix(".png")  # as matplotlib does
         with replacing(plot) as file:
             found.plot(of=of).savefig(file, dpi=150, format=plot.suffix[1:])
+
+
+def _watch(folder: Path, tables: Callable[[Study], list[Table]]) -> None:
+    """Shows the tables of a study on standard error until all cells are there; only reads."""
+    from rich.live import Live
+    from rich.text import Text
+
+    from specdec.lab.evaluation import Study
+    from specdec.lab.evaluation.cells import StudyFolder
+
+    shown = None
+    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
+        while True:
+            files = StudyFolder(folder).read()[1]
+            done = [file for file in files if (folder / file).exists()]
+            if len(done) == len(files):
+                return
+            if done != shown:
+                shown, parts = done, tables(Study.load(folder)) if done else []
+                count = f"{len(done)} of {len(files)} cells"
+                live.update(Text("\n\n".join([*map(str, parts), count])), refresh=True)
+            time.sleep(WATCH_S)
 
 
 def _typed(study: Any, texts: dict[str, str] | None) -> dict[str, Any] | None:

@@ -15,9 +15,10 @@ from specdec import processes
 from specdec.arguments import check_number
 from specdec.atomic import write_text
 from specdec.generator import SpeculativeGenerator
-from specdec.lab.evaluation.evaluate import Row, progress_bar, rows_of, run_batch
+from specdec.lab.evaluation.batches import Row, rows_of, run_batch
 from specdec.lab.evaluation.plan import Plan, settings_of_run
 from specdec.lab.evaluation.prompts import Prompt, as_prompts, encode, reply_of
+from specdec.lab.evaluation.run import progress_bar
 from specdec.lab.evaluation.run_file import EvaluatedRow
 from specdec.lab.evaluation.shared_file import SharedFile
 from specdec.request import GenerateOptions

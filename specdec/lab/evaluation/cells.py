@@ -12,7 +12,7 @@ from typing import Any
 from specdec.arguments import check_choice, shown
 from specdec.atomic import write_text
 from specdec.lab.evaluation.evaluation import Evaluation
-from specdec.lab.evaluation.shared_file import alone
+from specdec.lab.evaluation.markers import alone
 from specdec.lab.show.text import draft_size
 
 Cell = dict[str, Any]

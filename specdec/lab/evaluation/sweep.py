@@ -25,9 +25,10 @@ from specdec.arguments import check_choice, check_integer, shown
 from specdec.drafters import Drafter, NoDrafter
 from specdec.generator import SpeculativeGenerator
 from specdec.hf.generation import FILTERS
+from specdec.lab.evaluation.batches import batches_of, device_id
 from specdec.lab.evaluation.cells import CHOICES, DRAWING, Cell, StudyFolder, file_of, without_idle
-from specdec.lab.evaluation.evaluate import Run, batches_of, device_id, measure, progress_bar
 from specdec.lab.evaluation.hf_generate import HFGenerate
+from specdec.lab.evaluation.markers import alone
 from specdec.lab.evaluation.pictures import tokenizer_of
 from specdec.lab.evaluation.plan import Plan
 from specdec.lab.evaluation.prompts import (
@@ -37,7 +38,7 @@ from specdec.lab.evaluation.prompts import (
     processor_for,
     read_prompts,
 )
-from specdec.lab.evaluation.shared_file import alone
+from specdec.lab.evaluation.run import Run, measure, progress_bar
 from specdec.lab.evaluation.study import Study
 from specdec.loading import find_drafter, load_drafter, load_sampler, load_target
 from specdec.paths import check_folder
