@@ -30,6 +30,8 @@ def test_a_planted_fault_is_found(name):
     assert not report.passed, report
     assert WRONG[name].word in {failure.kind for failure in report.failures}, report
     assert re.search(rf"\n +{WRONG[name].word} \(\d+ found\): ", str(report))
+    if WRONG[name].word == "rows":
+        assert "a row is not decided on by what it has alone" in str(report)
 
 
 @pytest.mark.swept

@@ -34,7 +34,6 @@ class Wrong:
     reason: str = ""
 
     def rule(self) -> Sampler:
-        """A rule with the fault."""
         if isinstance(self.change, type):
             return self.change()
         return Changed(self.change)
@@ -146,8 +145,9 @@ def softmax_without_maximum(logits):
     return (weights / weights.sum(dim=-1, keepdim=True)).log()
 
 
-def as_8_bits(ids: torch.Tensor, most: int) -> torch.Tensor:
-    return torch.where(ids >= 0, ids % most, ids)
+def softmax_in_bfloat16(logits):
+    """Off by as much as 2**-9; probabilities of a rule that widens are not."""
+    return logits.softmax(dim=-1).log() if logits.dtype == torch.bfloat16 else logits
 
 
 def small_ids(most: int) -> Change:
@@ -184,6 +184,10 @@ def noise_of(change: Callable) -> Change:
         return draft, logits, logits_filter, ScriptedNoise(change(uniforms))
 
     return changed
+
+
+def of_the_first_call(uniforms, kept={}):  # noqa: B006  the fault
+    return kept.setdefault(uniforms.shape, uniforms.clone())
 
 
 def shared(uniforms):
@@ -236,6 +240,7 @@ WRONG = {
     "logits are clamped at -50": Wrong(of_logits(lambda x: x.clamp(min=-50)), "law"),
     "exp without subtracting the maximum": Wrong(of_logits(softmax_without_maximum), "law"),
     "a softmax in float32 beside float64": Wrong(of_logits(lambda x: x.float().double()), "law"),
+    "a softmax in bfloat16": Wrong(of_logits(softmax_in_bfloat16), "law"),
     "wrong in float16": Wrong(where(lambda d, x, f: x.dtype == torch.float16), "law"),
     "ties are broken by the id": Wrong(of_logits(rises), "law"),
     # filters
@@ -252,6 +257,9 @@ WRONG = {
     ),
     "wrong in 400 to 4 000 ids": Wrong(where(lambda d, x, f: 400 < x.shape[-1] < 4000), "ids"),
     "ids of 16 bits": Wrong(small_ids(2**16), "zero"),
+    "probabilities below 1e-8 are dropped": Wrong(
+        of_logits(lambda x: x.masked_fill(x.softmax(dim=-1) < 1e-8, -torch.inf)), "law"
+    ),
     "the 100 likeliest ids alone": Wrong(
         of_logits(
             lambda x: (
@@ -269,6 +277,11 @@ WRONG = {
     # rows and batches
     "wrong in the first row": Wrong(rows_where(rows(0)), "rows"),
     "wrong in the last row": Wrong(rows_where(rows(-1)), "rows"),
+    "wrong by what the next row has": Wrong(
+        of_logits(lambda x: x + 0.3 * x.softmax(dim=-1).roll(1, 0)), "rows"
+    ),
+    "wrong in the rows 40 to 49": Wrong(rows_where(rows(*range(40, 50))), "rows"),
+    "wrong in a row alone": Wrong(where(lambda d, x, f: len(x) == 1), "rows"),
     "wrong in batches of 23": Wrong(where(lambda d, x, f: len(x) == 23), "rows"),
     "wrong in batches of up to 64": Wrong(where(lambda d, x, f: 11 <= len(x) <= 64), "rows"),
     "wrong in 40 to 49 rows with one draft token": Wrong(
@@ -284,6 +297,7 @@ WRONG = {
     "draft probabilities are not read": Wrong(flat_draft, "law"),
     "a short draft reads the last row": Wrong(from_the_last_row, "law"),
     # numbers
+    "the numbers of the first call": Wrong(noise_of(of_the_first_call), "rows"),
     "one uniform for two decisions": Wrong(noise_of(shared), "draws"),
     "uniforms of float32": Wrong(noise_of(lambda u: u.float().double()), "law"),
     "uniforms in reverse": Wrong(noise_of(lambda u: u.flip(-1)), "law"),

@@ -11,7 +11,7 @@ from architectures import VOCAB
 from diagonal import case, diagonal, first
 from drafter_table import MODEL
 from drafting import ragged_prompts
-from text_laws import ALPHA, TARGET, p_values_of_texts, sample, tiny
+from text_laws import ALPHA, p_values_of_texts, sample
 
 from specdec import (
     BlockSampler,
@@ -19,7 +19,6 @@ from specdec import (
     LookaheadDrafter,
     RejectionSampler,
     SpeculativeGenerator,
-    certify,
     zoo,
 )
 
@@ -181,15 +180,6 @@ def test_sampled_texts_have_the_targets_distribution(sampler):
     result = sample(drafter, sampler, "truncated", 2500)
     for length, p in p_values_of_texts(result, "truncated").items():
         assert p > ALPHA, f"texts of {length} tokens"
-
-
-@pytest.mark.parametrize("graphs", first([False, True], [True]))
-def test_it_is_certified(graphs):
-    generator = SpeculativeGenerator(tiny(TARGET), LookaheadDrafter(3, 3, 4), graphs=graphs)
-    report = certify(
-        generator, [[1, 4, 2], [3]], num_samples=64, max_new_tokens=16, audit_tokens=12
-    )
-    assert report.passed, report
 
 
 def test_a_captured_step_is_the_eager_one_and_a_row_in_a_batch_is_the_row_alone():

@@ -16,7 +16,7 @@ from drafting import ragged_prompts
 from mtp_checkpoints import eager, edit_config, run_layer, write_mtp_names
 from safetensors.torch import save_file
 
-from specdec import MTPDrafter, SpeculativeGenerator, certify
+from specdec import MTPDrafter, SpeculativeGenerator
 from specdec.checkpoints import hf_layers, survey_checkpoint
 from specdec.checkpoints.mtp import MTP
 from specdec.drafters.head.causal import attend_causally
@@ -271,12 +271,3 @@ def test_tables_of_its_own_are_read_and_what_is_unknown_is_told(tmp_path):
     save_file(case.tensors | own, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"unexpected .*fc_2\.weight"):
         case.drafter()
-
-
-@pytest.mark.slow
-def test_sampled_text_is_certified(tmp_path):
-    case = Case(tmp_path, "qwen3_5_moe")
-    generator = SpeculativeGenerator(case.model, case.drafter())
-    prompts = [IDS[row, -LENGTHS[row] :].tolist() for row in (0, 2)]
-    report = certify(generator, prompts, num_samples=64)
-    assert report.passed, report

@@ -61,15 +61,15 @@ def test_captured_steps_are_the_eager_ones(kind):
 # Masks.
 
 
-def by_hand(positions, size):
-    return [[k <= q and k // size == q // size for k in range(32)] for q in positions]
-
-
 @pytest.mark.parametrize("size", [1, 3, 8, 40])
 def test_a_query_sees_what_its_chunk_has_before_it(size):
     slots = torch.tensor([[5, 6, 7, 8, 9], [14, 15, 16, 17, 18]])
     mask = window_mask(Window(slots, 32), 5, torch.float32, Chunk(size))
-    assert (mask[:, 0] == 0).tolist() == [by_hand(row, size) for row in slots.tolist()]
+    by_hand = [
+        [[k <= q and k // size == q // size for k in range(32)] for q in row]
+        for row in slots.tolist()
+    ]
+    assert (mask[:, 0] == 0).tolist() == by_hand
 
 
 def test_nodes_of_a_tree_are_in_the_chunk_of_their_position():

@@ -216,14 +216,6 @@ def stale(cache, states, layer):
     return keys
 
 
-def one_slot_late(cache, states, layer):
-    return UPDATE(cache, states, layer).roll(1, dims=1)
-
-
-def of_another_row(cache, states, layer):
-    return UPDATE(cache, states, layer).flip(0)
-
-
 def never_written(cache, states, layer):
     keys = cache.keys[Indexer(layer)]
     return keys[:, : cache.window.num_attended, 0]
@@ -237,17 +229,23 @@ def written_late(cache, states, layer):
 
 
 UPDATE = SlotCache.update_indexer
-FAULTS = [stale, one_slot_late, of_another_row, never_written, written_late]
+FAULTS = {
+    "stale": stale,
+    "one_slot_late": lambda *given: UPDATE(*given).roll(1, dims=1),
+    "of_another_row": lambda *given: UPDATE(*given).flip(0),
+    "never_written": never_written,
+    "written_late": written_late,
+}
 
 
 @pytest.mark.parametrize(
     ("name", "fault", "count"),
     [
-        case([name, fault, count], (fault is not stale) == (count == 2048))
+        case([name, fault, count], (fault != "stale") == (count == 2048))
         for name in ("deepseek_v32", "minimax_m3_vl_text")
         for fault in FAULTS
         for count in (FEW, 2048)
-        if name == "deepseek_v32" or fault is not stale  # a token's own block is always chosen
+        if name == "deepseek_v32" or fault != "stale"  # a token's own block is always chosen
     ],
 )
 def test_the_self_test_finds_a_wrong_index_key(name, fault, count, monkeypatch):
@@ -255,36 +253,28 @@ def test_the_self_test_finds_a_wrong_index_key(name, fault, count, monkeypatch):
     with fewer.
     """
     skip_without(name)
-    monkeypatch.setattr(SlotCache, "update_indexer", fault)
+    monkeypatch.setattr(SlotCache, "update_indexer", FAULTS[fault])
     check_found(choosing(build(name), count), monkeypatch)
 
 
-def shifted(by):
-    def faulty(module, *args, indices, **options):
+def chosen_by(attend, name, changed):
+    """An attention function with a fault in layer 1: it reads other keys or blocks."""
+
+    def faulty(module, *args, **options):
         if module.layer_idx == 1:
-            indices = (indices + by).clamp(0, args[1].shape[2] - 1)
-        return indexed_attention(module, *args, indices=indices, **options)
+            options[name] = changed(options[name], args[1].shape[2])
+        return attend(module, *args, **options)
 
     return faulty
 
 
-def of_the_other_row(module, *args, indices, **options):
-    indices = indices.flip(0) if module.layer_idx == 1 else indices
-    return indexed_attention(module, *args, indices=indices, **options)
-
-
-def all_of_them(module, *args, indices, **options):
-    if module.layer_idx == 1:
-        every = torch.arange(args[1].shape[2], dtype=indices.dtype)
-        indices = every.expand(*indices.shape[:2], -1)
-    return indexed_attention(module, *args, indices=indices, **options)
-
-
 CHOICES = {
-    "an index too far": shifted(1),
-    "an index too near": shifted(-1),
-    "of the other row": of_the_other_row,
-    "all": all_of_them,
+    "an index too far": lambda indices, count: (indices + 1).clamp(0, count - 1),
+    "an index too near": lambda indices, count: (indices - 1).clamp(0, count - 1),
+    "of the other row": lambda indices, count: indices.flip(0),
+    "all": lambda indices, count: torch.arange(count, dtype=indices.dtype).expand(
+        *indices.shape[:2], -1
+    ),
 }
 
 
@@ -302,25 +292,17 @@ def test_the_self_test_finds_a_wrong_choice(name, dtype, fault, monkeypatch):
     model = choosing(build(name), 2048).to(dtype)
     without_dense_masks(monkeypatch)
     Target(model)
-    monkeypatch.setitem(AttentionInterface._global_mapping, INDEXED, CHOICES[fault])
+    faulty = chosen_by(indexed_attention, "indices", CHOICES[fault])
+    monkeypatch.setitem(AttentionInterface._global_mapping, INDEXED, faulty)
     with refused(f"layers.1.self_attn {DIFFERS}"):
         Target(choosing(model, 2047))
 
 
-def blocks_by(changed):
-    def faulty(module, *args, block_indices, **options):
-        if module.layer_idx == 1:
-            block_indices = changed(block_indices)
-        return block_attention(module, *args, block_indices=block_indices, **options)
-
-    return faulty
-
-
 BLOCK_CHOICES = {
-    "a block too near": lambda blocks: (blocks - 1).clamp(min=-1),
-    "of the other row": lambda blocks: blocks.flip(0),
-    "of the other heads": lambda blocks: blocks.flip(1),
-    "the first ones": lambda blocks: torch.arange(blocks.shape[-1]).expand_as(blocks),
+    "a block too near": lambda blocks, _: (blocks - 1).clamp(min=-1),
+    "of the other row": lambda blocks, _: blocks.flip(0),
+    "of the other heads": lambda blocks, _: blocks.flip(1),
+    "the first ones": lambda blocks, _: torch.arange(blocks.shape[-1]).expand_as(blocks),
 }
 
 
@@ -332,7 +314,7 @@ def test_the_self_test_finds_a_wrong_choice_of_blocks(fault, monkeypatch):
     for layer in model.model.layers[1:]:
         layer.self_attn.indexer.block_size, layer.self_attn.indexer.topk_blocks = 128, 16
     Target(model)
-    faulty = blocks_by(BLOCK_CHOICES[fault])
+    faulty = chosen_by(block_attention, "block_indices", BLOCK_CHOICES[fault])
     monkeypatch.setitem(AttentionInterface._global_mapping, BLOCKED, faulty)
     model.model.layers[1].self_attn.indexer.topk_blocks = 15  # so that it is tried again
     with refused(f"layers.1.self_attn {DIFFERS}"):
