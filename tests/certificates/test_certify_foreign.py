@@ -226,7 +226,7 @@ IDS = [[0, 0, 3], [PAD_TOKEN] * 3, [0, PAD_TOKEN, 0], [-2, 0, 0]]
 SHAPE = r"odd returned .*expected integers \[\d+, 3\], padded with"
 WRONG = [(ForeignSampler, lambda *given, o=o: o, "odd") for o in OUTPUTS]
 WRONG += [(ForeignBatchSampler, lambda ids, *_, make=make: make(ids), SHAPE) for make in BATCHES]
-WRONG += [(ForeignBatchSampler, lambda ids, *_, row=row: [row] * len(ids), "") for row in IDS]
+WRONG += [(ForeignBatchSampler, lambda ids, *_, row=row: [row] * len(ids), ".") for row in IDS]
 
 
 @pytest.mark.parametrize(("kind", "rule", "words"), WRONG)
