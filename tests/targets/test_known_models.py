@@ -84,10 +84,10 @@ EDITS = {
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_a_model_that_was_edited_is_tried_again(edit, monkeypatch):
-    known = {**AttentionInterface._global_mapping}
-    monkeypatch.setattr(AttentionInterface, "_global_mapping", known)
     model = build("llama")
     first = Target(model).route
+    known = {**AttentionInterface._global_mapping}
+    monkeypatch.setattr(AttentionInterface, "_global_mapping", known)
     EDITS[edit](model)
     assert forwards(lambda: Target(model)) >= 4
     again = Target(model).route
