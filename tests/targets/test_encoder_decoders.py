@@ -276,16 +276,22 @@ def test_coupled_samples_are_those_of_plain_decoding():
     assert texts[0].equal(texts[1])
 
 
-def one_for_all(keys, values, mask):
-    return keys[:1].expand_as(keys), values[:1].expand_as(values), mask
+def one_for_all(table, mask):
+    return table[:1].expand_as(table), mask
 
 
 FAULTS = {
     "one_for_all": one_for_all,
-    "without_mask": lambda keys, values, mask: (keys, values, torch.ones_like(mask)),
-    "shifted": lambda keys, values, mask: (keys.roll(1, dims=3), values.roll(1, dims=3), mask),
-    "values_shifted": lambda keys, values, mask: (keys, values.roll(1, dims=3), mask),
-    "of_the_next_layer": lambda keys, values, mask: (keys.roll(1, dims=1), values, mask),
+    "without_mask": lambda table, mask: (table, torch.ones_like(mask)),
+    "shifted": lambda table, mask: (table.roll(1, dims=4), mask),
+    "values_shifted": lambda table, mask: (
+        torch.stack([table[:, :, 0], table[:, :, 1].roll(1, dims=3)], dim=2),
+        mask,
+    ),
+    "of_the_next_layer": lambda table, mask: (
+        torch.stack([table[:, :, 0].roll(1, dims=1), table[:, :, 1]], dim=2),
+        mask,
+    ),
 }
 
 
