@@ -22,7 +22,6 @@ from transformers import CONFIG_MAPPING, AttentionInterface, GenerationConfig
 
 from specdec import ModelDrafter, SelfDrafter, SpeculativeGenerator, Target, Tree
 from specdec.drafters import Recent
-from specdec.graphs.tree import tables
 from specdec.slots.cache import Compressor, SlotCache
 from specdec.targets.edits import compressed
 from specdec.targets.edits.compressed import COMPRESSED, LayerSlots, compressed_attention
@@ -148,30 +147,6 @@ def test_captured_steps_are_the_eager_ones(kind, device):
 
 
 # What is in slots.
-
-
-def test_what_compressors_read_and_their_entries_are_in_the_caches_tree():
-    target = Target(model_of())
-    cache = target.init_cache(3, 40)
-    read = {
-        Compressor(1, "compressor", 4): 2 * 2 * 16,  # values and gates, of two entries each
-        Compressor(1, "indexer", 4): 2 * 2 * 16,
-        Compressor(2, "compressor", 16): 2 * 16,
-        Compressor(3, "compressor", 4): 2 * 2 * 16,
-        Compressor(3, "indexer", 4): 2 * 2 * 16,
-    }
-    assert set(target.route.compressors) == {
-        *read,
-        *(place._replace(is_entries=True) for place in read),
-    }
-    held = {table.untyped_storage().data_ptr() for table in tables(cache).values()}
-    for place, width in read.items():
-        entries = cache.keys[place._replace(is_entries=True)]
-        assert cache.keys[place].shape == (3, 49, 1, width)
-        assert entries.shape == (3, 49, 1, 16)
-        assert entries.untyped_storage().data_ptr() in held
-    assert not cache.values[1].numel()  # which are the keys
-    assert cache.values[0].numel()
 
 
 def verified_logits(target, poisons, read, count=3):

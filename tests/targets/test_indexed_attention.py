@@ -22,7 +22,6 @@ from transformers import AttentionInterface
 
 from specdec import ModelDrafter, SelfDrafter, Target, Tree
 from specdec.drafters import Recent
-from specdec.graphs.tree import tables
 from specdec.slots.cache import Indexer, SlotCache
 from specdec.targets.edits import convolutions
 from specdec.targets.edits.blocks import BLOCKS as BLOCKED
@@ -139,23 +138,6 @@ def test_captured_steps_are_the_eager_ones(name, kind, device):
 
 
 # The table of an indexer's keys.
-
-
-def test_index_keys_are_a_part_of_the_caches_tree():
-    target = Target(model_of("glm_moe_dsa"))
-    cache = target.init_cache(3, 40)
-    with_indexer = [key.layer for key in cache.keys if isinstance(key, Indexer)]
-    model = target.model
-    assert with_indexer == [
-        i for i, layer in enumerate(model.model.layers) if layer.self_attn.indexer is not None
-    ]
-    assert 0 < len(with_indexer) < len(model.model.layers)  # the others read what those choose
-    held = {table.untyped_storage().data_ptr() for table in tables(cache).values()}
-    for layer in with_indexer:
-        keys = cache.keys[Indexer(layer)]
-        assert keys.shape == (3, 49, 1, 16)
-        assert keys.untyped_storage().data_ptr() in held
-        assert not cache.values[Indexer(layer)].numel()
 
 
 def verified_logits(target, poison):

@@ -170,15 +170,6 @@ def test_so_it_is_for_any_attention_and_memory(name):
     assert texts(generator) == expected
 
 
-def test_a_batch_that_hf_pads_on_the_left_has_the_same_texts():
-    model = build("llama")
-    with hf_steered(model, vector_for(model)):
-        options = GREEDY | {"eos_token_id": None}
-        expected = model.generate(IDS, attention_mask=MASK, **options)[:, IDS.shape[1] :].tolist()
-    target = Target(model, edits=(steering(vector_for(model)),))
-    assert texts(SpeculativeGenerator(target, "lookup")) == expected
-
-
 @pytest.mark.parametrize("chunk", [2048, 4])
 def test_rows_that_end_leave_the_others_their_prompts_ends(chunk):
     model, ends = build("llama"), [*range(0, VOCAB, 7)]
@@ -211,17 +202,6 @@ def test_heads_of_the_zoo_draft_for_a_steered_target(name, graphs):
     result = generator.generate(ids, eos_token_id=[], **GREEDY)
     assert result.new_tokens[0].tolist() == expected
     assert result.stats.acceptance_length > 1.5
-
-
-@pytest.mark.parametrize("name", ["none", "lookup", "self"])
-def test_an_ablated_head_is_that_of_hf_with_a_hook(name):
-    model = build("llama")
-    plain = hf_rows(model)
-    with hf_ablated(model):
-        expected = hf_rows(model)
-    assert expected != plain
-    target = Target(model, edits=[ablation])
-    assert texts(SpeculativeGenerator(target, DRAFTERS[name](target))) == expected
 
 
 def scored(generator, ids, **options):

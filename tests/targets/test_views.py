@@ -1,7 +1,7 @@
 """Private views of a model: the same weights and hooks, other modules; and edits that they miss."""
 
 import copy
-from functools import partial, wraps
+from functools import wraps
 from types import MethodType
 
 import pytest
@@ -59,20 +59,6 @@ def test_hooks_that_are_registered_later_and_weights_that_change_are_those_of_bo
         handle.remove()
         assert torch.equal(logits, model(input_ids=IDS).logits)
     assert calls == [view.lm_head]
-
-
-def test_methods_and_partial_functions_are_bound_to_the_view():
-    model = build("llama")
-    layer = model.model.layers[0]
-    layer._old_forward = layer.forward
-    layer.forward = partial(
-        lambda module, *args, **kwargs: module._old_forward(*args, **kwargs), layer
-    )
-    model.lm_head.forward = MethodType(type(model.lm_head).forward, model.lm_head)
-    view = private_view(model)
-    assert view.model.layers[0].forward.args[0] is view.model.layers[0]
-    assert view.model.layers[0]._old_forward.__self__ is view.model.layers[0]
-    assert view.lm_head.forward.__self__ is view.lm_head
 
 
 def test_a_model_that_accelerate_has_dispatched_is_decoded_with_its_hooks(tmp_path):
