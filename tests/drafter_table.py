@@ -13,11 +13,10 @@ import torch
 from architectures import VOCAB, build
 from diagonal import first
 from drafting import drawing, perturbed, ragged_prompts
+from eagle_heads import FeatureLoop
+from eagle_oracle import mtp_oracle, oracle_target
 from eagle_oracle import oracle_drafter as eagle_oracle
-from mtp_oracle import TARGET as ORACLE_TARGET
-from mtp_oracle import oracle_drafter as mtp_oracle
 from plain_loop import PlainLoop
-from target_loop import TargetLoop
 from toy_mask_token import ToyDrafter, new_head
 
 from specdec import (
@@ -40,8 +39,41 @@ from specdec import (
 from specdec.drafters.assistant import AssistantDrafter, AssistantHead
 from specdec.drafters.tree import Tree
 from specdec.samplers import LogitsFilter, Noise
+from specdec.targets.text import TargetText
+
+GARBAGE = 1e4
+
+
+class TargetLoop(PlainLoop):
+    """A `PlainLoop` whose contexts bring the target's text, and features where they are wanted.
+
+    Args:
+        prompts, num_draft_tokens, others: as `PlainLoop`.
+        target: with the features of the drafter.
+    """
+
+    garbage_feature = torch.nan
+
+    def __init__(self, prompts, num_draft_tokens, target, **others):
+        super().__init__(prompts, num_draft_tokens, **others)
+        self.target = target
+
+    def context(self):
+        """As `PlainLoop`; slots behind the text hold garbage, another one in each context."""
+        context, lengths = super().context(), [len(row) - 1 for row in self.rows]
+        cache = self.target.init_cache(len(lengths), self.num_in_use)
+        for store in cache.stores:
+            store.fill_(GARBAGE if self.garbage == -1 else -GARBAGE)
+        texts = [torch.tensor(row) for row in self.rows]
+        tokens, lengths = torch.nn.utils.rnn.pad_sequence(texts, True), torch.tensor(lengths)
+        self.table = self.target.prefill(cache, tokens, lengths, offset=0)
+        text = TargetText(self.target, cache, lengths)
+        context = replace(context, target=text)
+        return context if self.table is None else FeatureLoop.with_features(self, context)
+
 
 MODEL = build("llama")
+ORACLE_TARGET = oracle_target()
 CPU = torch.device("cpu")
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "has_embed_tokens": True}
 
@@ -344,9 +376,9 @@ ORACLES = {
     ),
     "eagle1": lambda: (ORACLE_TARGET, eagle_oracle(ORACLE_TARGET, "eagle1", MOST)),
     "eagle3": lambda: (ORACLE_TARGET, eagle_oracle(ORACLE_TARGET, "eagle3", MOST)),
-    "mtp": lambda: (ORACLE_TARGET, mtp_oracle("chain", 2, MOST)),
-    "mtp, target's state": lambda: (ORACLE_TARGET, mtp_oracle("target", 4, MOST)),
-    "mtp, looped": lambda: (ORACLE_TARGET, mtp_oracle("chain", 1, MOST)),
+    "mtp": lambda: (ORACLE_TARGET, mtp_oracle(ORACLE_TARGET, "chain", 2, MOST)),
+    "mtp, target's state": lambda: (ORACLE_TARGET, mtp_oracle(ORACLE_TARGET, "target", 4, MOST)),
+    "mtp, looped": lambda: (ORACLE_TARGET, mtp_oracle(ORACLE_TARGET, "chain", 1, MOST)),
     "assistant": lambda: (MODEL, AssistantDrafter(_assistant_by_heart(), MODEL, MOST)),
     "joined, eagle1": lambda: (ORACLE_TARGET, _joined(["eagle1", "mtp", "eagle3"])),
     "joined, mtp": lambda: (ORACLE_TARGET, _joined(["mtp", "eagle3", "eagle1"])),

@@ -1,4 +1,4 @@
-"""A target whose next token needs token and position, and EAGLE heads that know it exactly.
+"""A target whose next token needs token and position, and heads that know it exactly.
 
 The target is a GPT-2 without effect of its layers: its state is the one-hot embedding of the token
 plus a point on a circle for the position. The head is given the *next* token's embedding and *this*
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from specdec.drafters import EagleConfig, EagleDrafter, EagleHead
+from specdec import MTPDrafter
+from specdec.drafters import EagleConfig, EagleDrafter, EagleHead, MTPConfig, MTPHead
 from specdec.drafters.head.layer_config import LayerConfig
 
 WIDTH, VOCAB = 32, 26
@@ -117,3 +118,39 @@ def _eagle3(model: GPT2LMHeadModel) -> EagleHead:
     head.lm_head.weight[:, ONE] = -factor * mean * rms * vocabulary.sum(dim=1)
     head.lm_head.weight[:, ONE + 1 :] = 0
     return head
+
+
+@torch.no_grad()
+def mtp_oracle(target, semantics, num_depths, num_draft_tokens):
+    """Prediction modules that know the target. Each exchanges the token in the state that it is
+    given, and turns the position by one step. A depth that is given the target's state turns it by
+    one step more than the depth before.
+    """
+    layer = LayerConfig(WIDTH, 8, 2, 2, 16, rms_norm_eps=0.0)
+    config = MTPConfig(
+        layer,
+        VOCAB,
+        num_depths,
+        semantics=semantics,
+        output_norm=False,
+        feedback_norm=False,
+        projection_bias=True,
+    )
+    head = MTPHead(config).eval()
+    factor, mean = final_norm(target)
+    variance = 3 / WIDTH - mean**2
+    rms_embedding, rms_state = (1 / WIDTH) ** 0.5, factor * variance**0.5
+    circle, tokens = slice(26, 30), WIDTH + torch.arange(26, 30)
+    for depth, module in enumerate(head.layers):
+        for name, parameter in module.named_parameters():
+            if "norm" not in name:
+                parameter.zero_()
+        turn = circle_turn()
+        for _ in range(depth if semantics == "target" else 0):
+            turn = circle_turn() @ turn
+        weight, offset = module.eh_proj.weight, torch.full((4,), factor * mean)
+        weight[:VOCAB, :VOCAB] = factor * rms_embedding * torch.eye(VOCAB)
+        weight[circle, tokens[0] : tokens[-1] + 1] = rms_state * turn
+        module.eh_proj.bias.fill_(-factor * mean)
+        module.eh_proj.bias[circle] = turn @ offset - offset
+    return MTPDrafter(head, target, num_draft_tokens)

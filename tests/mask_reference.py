@@ -5,9 +5,88 @@ and sharing nothing with the package but the names of the weights.
 """
 
 import torch
-from correction_reference import corrected
+import torch.nn.functional as F
 from eagle_reference import fused, linear, rms_norm, stack
 from torch import Tensor
+
+
+def corrected(config, weights, logits: Tensor, block: Tensor, start: int, before, embeddings):
+    """Corrected logits of a path, `[K, Vd]`.
+
+    Args:
+        config: the head's flags.
+        weights: the correction's tensors by name.
+        logits: `[K, Vd]` of the parallel pass.
+        block: `[N, H]`, what the rows of the pass put out after the final norm.
+        start: which of them predicts the first draft token.
+        before: ids: the last two committed tokens, then the path.
+        embeddings: `[V, H]` of the head.
+    """
+    count = len(logits)
+    hidden, previous = block[start : start + count], torch.tensor(before[1 : 1 + count])
+    kind = type(config.correction).__name__
+    if kind == "MarkovConfig" and config.correction.kind == "rnn":
+        rows = torch.tensor([before[1]] * start + before[1 : 1 + count])
+        return logits + markov("rnn", weights, block[: start + count], rows)[start:]
+    if kind == "MarkovConfig":
+        return logits + markov(config.correction.kind, weights, hidden, previous)
+    if kind == "DominoConfig":
+        return logits + domino(config.correction, weights, hidden, embeddings[previous])
+    if kind == "SelectorConfig":
+        return selected(config.correction.top_k, weights, logits, hidden, previous)
+    rows = torch.tensor(before[1 - start :][: count + start])
+    return logits + refined(weights, block, rows)[start:]
+
+
+def markov(kind: str, weights, hidden: Tensor, previous: Tensor) -> Tensor:
+    z = weights["markov_w1.weight"][previous]
+    if kind == "gated":
+        gate = torch.cat([hidden, z], 1) @ weights["gate_proj.weight"].T + weights["gate_proj.bias"]
+        z = z / (1 + torch.exp(-gate))
+    if kind == "rnn":
+        state, outs, rank = torch.zeros_like(z[0]), [], z.shape[1]
+        for before, own in zip(z, hidden, strict=True):
+            joint = weights["joint_proj.weight"] @ torch.cat([state, before, own])
+            joint = joint + weights["joint_proj.bias"]
+            keep = torch.sigmoid(joint[:rank])
+            state = keep * state + (1 - keep) * torch.tanh(joint[rank : 2 * rank])
+            outs.append(torch.tanh(joint[2 * rank :]))
+        z = torch.stack(outs)
+    return z @ weights["markov_w2.weight"].T
+
+
+def domino(sizes, weights, hidden: Tensor, embeds: Tensor) -> Tensor:
+    gru = torch.nn.GRU(embeds.shape[1], sizes.gru_width, bias=False, batch_first=True)
+    gru = gru.to(embeds.dtype)
+    own = {name.removeprefix("prefix_gru."): x for name, x in weights.items() if "gru" in name}
+    gru.load_state_dict(own)
+    states = gru(embeds[None])[0][0]
+    inner = F.silu(torch.cat([hidden, states], 1) @ weights["embed_proj.0.weight"].T)
+    added = inner @ weights["embed_proj.2.weight"].T
+    added[: sizes.first] = 0
+    return added
+
+
+def selected(top_k: int, weights, logits: Tensor, hidden: Tensor, previous: Tensor) -> Tensor:
+    left = weights["predecessor_codebook"][previous]
+    scores = (left * (hidden @ weights["hidden_projection.weight"].T)) @ weights[
+        "successor_codebook"
+    ].T
+    worst = logits.sort(dim=1, descending=True).values[:, top_k - 1 : top_k]
+    return torch.where(logits >= worst, logits + scores, -torch.inf)
+
+
+def refined(weights, block: Tensor, previous: Tensor) -> Tensor:
+    count = len(previous)
+    own = block[:count] @ weights["down_h.weight"].T
+    mean = (block.mean(0) @ weights["down_g.weight"].T).expand(count, -1)
+    tokens = weights["token_embed.weight"][previous]
+    x = torch.cat([own, mean, tokens], 1) @ weights["in_proj.weight"].T
+    mix = weights["mix_l"][:, :count, :count] * torch.ones(count, count).tril()
+    x = x + torch.einsum("rkj,jr->kr", mix, x)
+    gate, up = (x @ weights[f"mlp_{part}.weight"].T for part in ("gate", "up"))
+    x = x + (F.silu(gate) * up) @ weights["mlp_down.weight"].T
+    return x @ weights["readout.weight"].T
 
 
 def draft_logits(config, weights, tables, text, features, count, path=None, **faults) -> Tensor:

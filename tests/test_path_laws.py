@@ -4,7 +4,6 @@ of paths, and the most that any lossless rule accepts against formulas. Laws by 
 """
 
 from dataclasses import replace
-from fractions import Fraction
 from itertools import combinations, product
 from math import prod
 
@@ -49,14 +48,6 @@ def path_problems(seed, size, kind="soft", count=4, filters=({},)):
     )
     problems.has_replacement = "point" not in kind
     return problems
-
-
-def uniform(vocab, paths, depth=1):
-    """A problem where target and draft are uniform."""
-    even = [torch.full((1, vocab**i, vocab), 1 / vocab, dtype=torch.float64) for i in range(4)]
-    parents = tuple(max(node - paths, -1) for node in range(paths * depth))
-    logits = [table.log() for table in even[: depth + 1]]
-    return Problems(logits, even[:depth], parents=parents, has_replacement=True)
 
 
 # Law 1.
@@ -306,26 +297,6 @@ def test_a_rule_that_accepts_too_little_is_seen():
     assert report.passed
     assert report.distance == pytest.approx(1)
     assert "at most 1.000 less, in soft drafts" in " ".join(str(report).split())
-
-
-def test_equal_distributions_by_hand():
-    """Of two uniform draws out of two ids the better is the higher one with 3/4: GBV accepts 1/2 +
-    1/4. K-sequential selection accepts the first.
-    """
-    problems = uniform(2, 2)
-    accepted = [find_flips(rule, problems).mean_accepted.item() for rule in RULES]
-    assert accepted == pytest.approx([Fraction(3, 4), 1], abs=1e-8)
-    assert most_accepted(Paths(problems)).item() == pytest.approx(1)
-
-
-def test_a_target_with_one_token_by_hand():
-    """Each rule accepts it if one of three uniform draws out of two ids is this token: 7/8."""
-    problems = uniform(2, 3)
-    problems.target[0] = torch.tensor([[[1.0, 0.0]]]).double()
-    problems.logits[0] = problems.target[0].log()
-    for rule in (*RULES, BlockSampler()):
-        assert find_flips(rule, problems).mean_accepted.item() == pytest.approx(7 / 8)
-    assert most_accepted(Paths(problems)).item() == pytest.approx(7 / 8)
 
 
 # Drafts.

@@ -6,7 +6,6 @@ should be comes from HF's own warpers and processors here, not from the package.
 """
 
 from dataclasses import replace
-from fractions import Fraction
 
 import pytest
 import torch
@@ -172,20 +171,6 @@ def test_block_verification_accepts_the_most_that_a_lossless_rule_can(size, seed
         kept = (kept * problems.target[i][at] / problems.draft[i][at]).clamp(max=1)
         most.index_add_(0, paths.problem, paths.weight * kept)
     torch.testing.assert_close(flips.mean_accepted, most, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("sampler", "expected"),
-    [(RejectionSampler(), Fraction(10, 9)), (BlockSampler(), Fraction(11, 9))],
-)
-def test_the_two_token_example_of_the_paper_accepts_what_the_paper_says(sampler, expected):
-    p, q = (torch.tensor(law, dtype=torch.float64) for law in ([1 / 3, 2 / 3], [2 / 3, 1 / 3]))
-    levels = [2**i for i in range(3)]
-    problems = Problems(
-        [p.log().expand(1, n, 2) for n in levels], [q.expand(1, n, 2) for n in levels[:2]]
-    )
-    accepted = find_flips(sampler, problems).mean_accepted
-    assert accepted.item() == pytest.approx(float(expected), abs=1e-14)
 
 
 def assert_emits(sampler, problems, law_of):

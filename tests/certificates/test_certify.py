@@ -52,6 +52,7 @@ def test_lossless_samplers_pass(sampler):
     assert report.deviation < 1e-14
     assert report.num_problems == 6 * 6
     assert str(report).startswith(f"PASS  {type(sampler).__name__}")
+    assert "tokens down to" in " ".join(str(report).split())
 
 
 def test_without_sizes_many_problems_are_tried():
@@ -93,7 +94,6 @@ class Mistaken(Sampler):
     def accept(
         self, draft: Draft, target_logits, logits_filter: LogitsFilter, noise: StepNoise
     ) -> Verdict:
-        """A verdict, maybe of the wrong law."""
         p = logits_filter(target_logits)
         rows, width = draft.tokens.shape
         safe = draft.tokens.clamp(min=0)
@@ -299,7 +299,6 @@ class MistakenRace(CouplingSampler):
         self.mistake = mistake
 
     def accept(self, draft: Draft, target_logits, logits_filter: LogitsFilter, noise) -> Verdict:
-        """A verdict, maybe with the wrong tokens."""
         logits = target_logits
         if not draft.is_chain and self.mistake != "noise by index":
             noise = noise.at_depths(draft.depths)
@@ -361,7 +360,6 @@ class AtU(RejectionSampler):
         self.limit = limit
 
     def accept(self, draft, target_logits, logits_filter, noise):
-        """Only at the end of the draft."""
         verdict = super().accept(draft, target_logits, logits_filter, noise)
         is_off = noise.uniform(Stream.RESAMPLE)[:, :1] < self.limit
         at = verdict.num_accepted[:, None]
@@ -386,7 +384,6 @@ class OfThree(RejectionSampler):
     """Looks at the three largest logits."""
 
     def accept(self, draft, target_logits, logits_filter, noise):
-        """Which a vocabulary of two does not have."""
         assert target_logits.topk(3).values.isfinite().any()
         return super().accept(draft, target_logits, logits_filter, noise)
 
@@ -409,7 +406,6 @@ class Overdoing(RejectionSampler):
         self.change = change
 
     def accept(self, draft, target_logits, logits_filter, noise):
-        """The changed verdict."""
         return self.change(super().accept(draft, target_logits, logits_filter, noise))
 
 
@@ -437,9 +433,6 @@ REFUSED = [
     (lambda: certify(huggingface_rule), "wrap a rule"),
     (lambda: certify(RejectionSampler(), num_draws=0), "num_draws"),
     (lambda: certify(RejectionSampler(), sizes=()), "sizes"),
-    (lambda: certify(RejectionSampler(), sizes=((3, 2),)), "sizes must be a tuple of"),
-    (lambda: certify(RejectionSampler(), sizes=3), "sizes must be a tuple of.*got 3"),
-    (lambda: certify(BlockSampler), r"pass an instance, BlockSampler\(...\)"),
     (lambda: certify(RejectionSampler(), sizes=((30, 5, 9),)), "cells to enumerate"),
     (lambda: certify(RejectionSampler(), dtype=torch.bfloat16), "dtype"),  # too coarse
     (lambda: certify(RejectionSampler(), false_alarm=0.0), "false_alarm"),

@@ -138,7 +138,6 @@ class RemembersAndLies(Remembers):
     """Says that its tokens were drawn evenly."""
 
     def propose(self, context, state, drawing):
-        """The same tokens."""
         tokens = super().propose(context, state, drawing).tokens
         if drawing.logits_filter.is_greedy:
             return Draft(tokens)

@@ -215,35 +215,24 @@ def test_a_foreign_rule_can_run_in_the_loop():
 
 
 OUTPUTS = [[], [9, 0], [0, 1, 2, 0], [[0]], None, "x", {0}, [None], [True], [0.5], [-1], [3]]
-
-
-@pytest.mark.parametrize("output", OUTPUTS, ids=str)
-def test_a_foreign_rule_must_return_the_beginning_of_the_draft_and_one_more_id(output):
-    rule = ForeignSampler(lambda *arguments: output, "odd")
-    with pytest.raises((TypeError, ValueError), match="odd"):
-        certify(rule, sizes=((3, 2, 1),))
-
-
+"""What is no beginning of the draft with one more id."""
 BATCHES = [
     *(lambda ids: ids, lambda ids: pad(ids, (0, 1)).float(), lambda ids: pad(ids, (0, 1)) > 0),
     *(lambda ids: None, lambda ids: [[0], [0, 1]], lambda ids: pad(ids, (0, 1))[0]),
 ]
+"""What has not the shape of a batch."""
+IDS = [[0, 0, 3], [PAD_TOKEN] * 3, [0, PAD_TOKEN, 0], [-2, 0, 0]]
+"""Ids that no sampler may emit."""
+SHAPE = r"odd returned .*expected integers \[\d+, 3\], padded with"
+WRONG = [(ForeignSampler, lambda *given, o=o: o, "odd") for o in OUTPUTS]
+WRONG += [(ForeignBatchSampler, lambda ids, *_, make=make: make(ids), SHAPE) for make in BATCHES]
+WRONG += [(ForeignBatchSampler, lambda ids, *_, row=row: [row] * len(ids), ".") for row in IDS]
 
 
-@pytest.mark.parametrize("rule", BATCHES)
-def test_a_rule_of_a_batch_must_return_ids_of_its_shape(rule):
-    sampler = ForeignBatchSampler(lambda ids, *others: rule(ids), "odd")
-    with pytest.raises(
-        TypeError, match=r"odd returned .*expected integers \[\d+, 3\], padded with"
-    ):
-        certify(sampler, sizes=((3, 2, 1),))
-
-
-@pytest.mark.parametrize("ids", [[0, 0, 3], [PAD_TOKEN] * 3, [0, PAD_TOKEN, 0], [-2, 0, 0]])
-def test_ids_of_a_batch_are_looked_at_like_those_of_every_sampler(ids):
-    sampler = ForeignBatchSampler(lambda drafted, *others: [ids] * len(drafted), "odd")
-    with pytest.raises((TypeError, ValueError)):
-        certify(sampler, sizes=((3, 2, 1),))
+@pytest.mark.parametrize(("kind", "rule", "words"), WRONG)
+def test_what_a_foreign_rule_returns_is_looked_at(kind, rule, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        certify(kind(rule, "odd"), sizes=((3, 2, 1),))
 
 
 def test_the_law_of_huggingface_is_exact_and_a_uniform_of_zero_is_its_one_mistake():

@@ -53,7 +53,6 @@ class Sharp(RejectionSampler):
     """The rule of a target that is surer of itself."""
 
     def accept(self, draft, target_logits, logits_filter, noise):
-        """As if its temperature was 2 / 3."""
         return super().accept(draft, 1.5 * target_logits, logits_filter, noise)
 
 

@@ -20,7 +20,6 @@ class SharesStreams(Noise):
     streams = Stream.RESAMPLE, Stream.PROPOSE
 
     def at(self, start, width) -> ScriptedNoise:
-        """As asked, but for one stream."""
         step, (one, other) = super().at(start, width), self.streams
         uniforms = [step.uniform(other if stream == one else stream) for stream in Stream]
         return ScriptedNoise(torch.stack(uniforms, dim=1))
@@ -36,7 +35,6 @@ class ReusedOnTheNextStep(Noise):
     """The same draws in every second step."""
 
     def at(self, start, width) -> StepNoise:
-        """Of the even position."""
         return super().at(start // 4, width)
 
 
@@ -73,7 +71,6 @@ class OutOfRange(Noise):
     """Uniforms up to 2."""
 
     def at(self, start, width) -> ScriptedNoise:
-        """Twice as large."""
         step = super().at(start, width)
         return ScriptedNoise(torch.stack([2 * step.uniform(stream) for stream in Stream], dim=1))
 
@@ -89,7 +86,6 @@ class KeyedBySteps(Noise):
     """Noise of a step, not of a position."""
 
     def at(self, start, width) -> StepNoise:
-        """Positions of different steps do not meet."""
         return super().at(start * 100, width)
 
 
@@ -110,7 +106,6 @@ class OwnNumbers(RejectionSampler):
         self.make = make
 
     def accept(self, draft, target_logits, logits_filter, noise):
-        """The rule by these numbers."""
         own = self.make((len(target_logits), len(Stream), target_logits.shape[1]))
         return super().accept(draft, target_logits, logits_filter, ScriptedNoise(own))
 

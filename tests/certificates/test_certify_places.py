@@ -20,7 +20,6 @@ class Elsewhere(RejectionSampler):
         self.where, self.temperature = where, temperature
 
     def accept(self, draft, target_logits, logits_filter, noise):
-        """As the rule."""
         rows, columns = (torch.arange(size) for size in target_logits.shape[:2])
         places = noise._start[:, None] + 1 + columns - PROMPT_TOKENS
         is_there = self.where(rows[:, None], places)[..., None]
@@ -32,7 +31,6 @@ class Narrower(RejectionSampler):
     """The rule after a truncation that nobody asked for."""
 
     def accept(self, draft, target_logits, logits_filter, noise):
-        """As the rule."""
         return super().accept(
             draft, target_logits, LogitsFilter(logits_filter.batch_size, top_p=0.99), noise
         )

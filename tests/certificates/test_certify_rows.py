@@ -59,7 +59,6 @@ class Successors(Stateless):
         self.num_draft_tokens, self.fault = 2, fault
 
     def init_state(self, batch_size, max_length, *, vocab_size, device):
-        """Nothing was followed yet."""
         table = torch.zeros(batch_size, vocab_size + 1, dtype=torch.long, device=device)
         numbers = torch.zeros(batch_size, dtype=torch.long)
         return Aside(table, numbers) if self.fault in ("not kept", "not cleared") else table
@@ -80,7 +79,6 @@ class Successors(Stateless):
         return table[rows]
 
     def prefill(self, context, state):
-        """Reads a chunk."""
         if self.fault == "not kept":
             state.hidden.masked_fill_((context.start == 0)[:, None], 0)
         if self.fault == "not cleared":
@@ -89,7 +87,6 @@ class Successors(Stateless):
         self.read(context, state, context.start * 0 if is_off else context.start)
 
     def propose(self, context, state, drawing):
-        """Follows the table."""
         table = self.read(context, state, context.start)
         table = table[:1].expand_as(table) if self.fault == "row 0" else table
         tokens = [context.tokens.gather(1, context.num_new.clamp(min=0)[:, None])]
@@ -130,7 +127,6 @@ class DrawsOfItsOwn(ModelDrafter):
     """Lossless, since the probabilities are those of the draws; but nobody can repeat them."""
 
     def propose(self, context, state, drawing):
-        """Draws once more."""
         draft = super().propose(context, state, drawing)
         if draft.probs is None:  # greedy
             return draft
@@ -164,15 +160,12 @@ class WrongKeep(ModelDrafter):
     """A soft drafter whose rows are those that were in front."""
 
     def init_state(self, *sizes, **target):
-        """Of which the loop moves no rows."""
         return Aside(super().init_state(*sizes, **target))
 
     def prefill(self, context, state):
-        """Of the hidden state."""
         super().prefill(context, state.hidden)
 
     def propose(self, context, state, drawing):
-        """Of the hidden state."""
         front = keep_rows(state.hidden, list(range(len(context.start))))
         return super().propose(context, front, drawing)
 
@@ -190,7 +183,6 @@ class OwnUniforms(RejectionSampler):
     """Lossless, from other random numbers."""
 
     def accept(self, draft, target_logits, logits_filter, noise):
-        """Numbers of torch's generator."""
         width = target_logits.shape[1]
         uniforms = torch.rand(len(target_logits), len(Stream), width, dtype=torch.float64)
         return super().accept(draft, target_logits, logits_filter, ScriptedNoise(uniforms))
@@ -212,7 +204,6 @@ class AtTheEdge(Stateless):
         self.num_draft_tokens, self.shift = 1, shift
 
     def propose(self, context, state, drawing):
-        """One of two tokens."""
         tokens = context.tokens[:, : drawing.num_draft_tokens]
         if not tokens.numel() or not drawing.wants_probs or drawing.logits_filter.is_greedy:
             return Draft(tokens * 0)
@@ -239,7 +230,6 @@ class OtherAlone(AtTheEdge):
         self.register_buffer("numbers", torch.zeros(1) if rounds else torch.zeros(1).long())
 
     def propose(self, context, state, drawing):
-        """The position is given as `shift`."""
         tokens = context.tokens[:, : drawing.num_draft_tokens] * 0
         is_other = (context.start <= self.shift) & (len(tokens) == 1)
         return Draft(tokens + is_other[:, None])

@@ -109,7 +109,6 @@ class ArgmaxWithSoftLaw(ModelDrafter):
     """Proposes the likeliest token and claims to have drawn it."""
 
     def propose(self, context, state, drawing) -> Draft:
-        """The wrong law beside the tokens."""
         draft = super().propose(context, state, drawing)
         if draft.probs is None:  # greedy: this mistake has no effect
             return draft
@@ -144,7 +143,6 @@ class PrefersTheHighestId(RejectionSampler):
     """Breaks ties the other way round."""
 
     def accept_greedily(self, draft, target_logits):
-        """Ids reversed, decided, and reversed again."""
         last = target_logits.shape[-1] - 1
         reversed_draft = Draft(last - draft.tokens, None, draft.num_valid)
         verdict = super().accept_greedily(reversed_draft, target_logits.flip(-1))
@@ -156,7 +154,6 @@ class PrefersTheSecondBest(RejectionSampler):
     """Emits the runner-up."""
 
     def accept_greedily(self, draft, target_logits):
-        """The best is made the worst."""
         best = target_logits.argmax(dim=-1, keepdim=True)
         return super().accept_greedily(draft, target_logits.scatter(-1, best, -1e9))
 
@@ -200,7 +197,6 @@ class WrongTarget(Target):
     """The loop's logits are off by far more than rounding."""
 
     def verify(self, *args, **kwargs):
-        """Every other logit too large."""
         output = super().verify(*args, **kwargs)
         return replace(output, logits=output.logits + torch.arange(VOCAB) % 2)
 
@@ -271,7 +267,6 @@ class Favourite(NoDrafter):
     seen: set
 
     def propose(self, context, state, drawing):
-        """Point masses."""
         own = context.row_inputs.get("favourite", context.tokens[:, 0] * 0)
         self.seen.update(zip(context.tokens[:, 0].tolist(), own.tolist(), strict=True))
         return Draft(own[:, None].expand(-1, drawing.num_draft_tokens).clone())

@@ -43,7 +43,6 @@ class Chosen(ModelDrafter):
     """Children are the likeliest of what was left, and said to be drawn from it."""
 
     def propose(self, context, state, drawing):
-        """The wrong tokens beside the probabilities."""
         draft = super().propose(context, state, drawing)
         return draft if draft.probs is None else replace(draft, tokens=draft.probs.argmax(dim=-1))
 

@@ -111,7 +111,6 @@ class OwnStep(StepNoise):
     """With numbers for the rule alone."""
 
     def coins(self, count):
-        """`[B, count]`."""
         return self.uniform(Stream.ACCEPT)[:, :count]
 
 
@@ -119,7 +118,6 @@ class OwnNoise(Noise):
     """Opens such steps."""
 
     def at(self, start, width):
-        """As ever."""
         return OwnStep(self._key, start, width)
 
 
@@ -130,14 +128,12 @@ class Coins(RejectionSampler):
     factor = 1.0
 
     def accept(self, draft, target_logits, logits_filter, noise):
-        """As the rule, if coins are not scaled."""
         coins = noise.coins(draft.tokens.shape[1]) * self.factor
 
         class Judged:
             """The coins for the uniforms that accept."""
 
             def uniform(self, stream):
-                """Of a stream."""
                 return coins if stream == Stream.ACCEPT else noise.uniform(stream)
 
         return super().accept(draft, target_logits, logits_filter, Judged())

@@ -40,7 +40,6 @@ class TopP(RejectionSampler):
         self.top_p = top_p
 
     def accept(self, draft, target_logits, logits_filter, noise):
-        """As the rule."""
         return super().accept(
             draft, target_logits, LogitsFilter(len(target_logits), top_p=self.top_p), noise
         )

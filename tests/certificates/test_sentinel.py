@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from architectures import build
+from refusals import refused
 from text_laws import DRAFT, PROMPT, TARGET, tiny
 from transformers import (
     LlamaConfig,
@@ -42,7 +42,6 @@ class Repeats(RejectionSampler):
     """Emits the last draft token once more in place of the extra token."""
 
     def accept(self, draft, target_logits, logits_filter, noise):
-        """The extra token is the first of the draft."""
         verdict = super().accept(draft, target_logits, logits_filter, noise)
         index = verdict.num_accepted[:, None]
         return replace(verdict, tokens=verdict.tokens.scatter(1, index, draft.tokens[:, :1]))
@@ -92,7 +91,6 @@ class StaleSlot(Target):
     """Slot 2 of one row holds what slot 1 does."""
 
     def verify(self, cache, start, root, draft, **options):
-        """The row is the first one."""
         for table in (*cache.keys.values(), *cache.values.values()):
             table[0, 2] = table[0, 1]
         return super().verify(cache, start, root, draft, **options)
@@ -189,42 +187,49 @@ def test_half_precision_is_allowed_to_round():
     assert sentinel.found.loop_distance < 0.01
 
 
-def test_what_cannot_be_judged_is_refused():
-    sentinel = Sentinel(generator())
-    with pytest.raises(ValueError, match="no text was bet on yet"):
-        _ = sentinel.found
-    sentinel([[1]], [[]], temperature=1.0)  # nothing to bet on
-    with pytest.raises(ValueError, match="leave it out together with its steps"):
-        sentinel([[1]], [[]], steps=[[]], temperature=1.0)
-    with pytest.raises(ValueError, match="greedy texts are not drawn"):
-        sentinel([[1]], [[2]], do_sample=False)
-    with pytest.raises(ValueError, match="got 1 prompts and 2 texts; pass the prompt of each"):
-        sentinel([[1]], [[2], [3]], temperature=1.0)
-    with pytest.raises(ValueError, match="temperature has different values for different rows"):
-        sentinel([[1], [2]], [[2], [3]], temperature=[0.5, 1.0])
-    with pytest.raises(ValueError, match="false_alarm"):
-        Sentinel(generator(), false_alarm=1.0)
-    with pytest.raises(TypeError, match=r"generator must be the SpeculativeGenerator.*got 'x'"):
-        Sentinel("x")
-    with pytest.raises(TypeError, match=r"reference must be a model of HF's.*got 'x'"):
-        Sentinel(generator(), reference="x")
-    other = build("llama")
-    with pytest.raises(ValueError, match=r"reference has a vocabulary of .* and the target one"):
-        Sentinel(generator(), reference=other)
-    with pytest.raises(ValueError, match="tolerance must be a number >= 0, got -1"):
-        Sentinel(generator(), tolerance=-1)
-    with pytest.raises(ValueError, match=r"a token of texts\[0\] must be .* in 0..5, got 6; were"):
-        sentinel([[1]], [[2, 6]], temperature=1.0)
-    with pytest.raises(ValueError, match=r"a token of prompts\[0\] must be .* got -1"):
-        sentinel([[-1]], [[2]], temperature=1.0)
-    with pytest.raises(TypeError, match="texts must be lists of token ids"):
-        sentinel([[1]], [[2.5]], temperature=1.0)
-    with pytest.raises(TypeError, match="prompts must be lists of token ids"):
-        sentinel([1], [[2]], temperature=1.0)
-    step = RowStep([1], 1, [1, 2])
-    with pytest.raises(ValueError, match=r"steps have \[2\] new tokens and texts \[1\]"):
-        sentinel([[1]], [[2]], steps=[[step]], temperature=1.0)
-    with pytest.raises(ValueError, match="scores must have 2 columns or more, of 1 rows"):
-        sentinel([[1]], [[2, 3]], scores=[torch.zeros(1, 6)], temperature=1.0)
-    with pytest.raises(TypeError, match=r"nobody reads row_inputs.'bias'."):
-        sentinel([[1]], [[2]], temperature=1.0, row_inputs={"bias": [1]})
+REFUSED = [
+    ("no text was bet on yet", lambda judge: judge.found),
+    ("leave it out together with its steps", lambda judge: judge([[1]], [[]], steps=[[]], **HOT)),
+    ("greedy texts are not drawn", lambda judge: judge([[1]], [[2]], do_sample=False)),
+    ("got 1 prompts and 2 texts; pass the prompt", lambda judge: judge([[1]], [[2], [3]], **HOT)),
+    (
+        "temperature has different values for different rows",
+        lambda judge: judge([[1], [2]], [[2], [3]], temperature=[0.5, 1.0]),
+    ),
+    ("false_alarm", lambda judge: Sentinel(generator(), false_alarm=1.0)),
+    ("generator must be the SpeculativeGenerator .. got 'x'", lambda judge: Sentinel("x")),
+    ("reference must be a model of HF's .. got 'x'", lambda judge: sentinel_of(reference="x")),
+    ("tolerance must be a number >= 0, got -1", lambda judge: sentinel_of(tolerance=-1)),
+    (
+        "a token of texts[0] must be .. in 0..5, got 6; were",
+        lambda judge: judge([[1]], [[2, 6]], **HOT),
+    ),
+    ("a token of prompts[0] must be .. got -1", lambda judge: judge([[-1]], [[2]], **HOT)),
+    ("texts must be lists of token ids", lambda judge: judge([[1]], [[2.5]], **HOT)),
+    ("prompts must be lists of token ids", lambda judge: judge([1], [[2]], **HOT)),
+    (
+        "steps have [2] new tokens and texts [1]",
+        lambda judge: judge([[1]], [[2]], steps=[[RowStep([1], 1, [1, 2])]], **HOT),
+    ),
+    (
+        "scores must have 2 columns or more, of 1 rows",
+        lambda judge: judge([[1]], [[2, 3]], scores=[torch.zeros(1, 6)], **HOT),
+    ),
+    (
+        "nobody reads row_inputs['bias']",
+        lambda judge: judge([[1]], [[2]], row_inputs={"bias": [1]}, **HOT),
+    ),
+]
+HOT = {"temperature": 1.0}
+
+
+def sentinel_of(**options):
+    return Sentinel(generator(), **options)
+
+
+@pytest.mark.parametrize(("words", "call"), REFUSED)
+def test_what_cannot_be_judged_is_refused(words, call):
+    judge = sentinel_of()
+    with refused(words):
+        call(judge)
+    judge([[1]], [[]], **HOT)  # nothing to bet on

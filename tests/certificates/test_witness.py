@@ -37,7 +37,6 @@ def test_every_token_is_judged_after_the_tokens_before_it():
         calls = 0
 
         def verify(self, *args, **options):
-            """The third one."""
             output = super().verify(*args, **options)
             type(self).calls += 1
             return replace(output, logits=-output.logits) if self.calls == 3 else output

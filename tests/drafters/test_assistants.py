@@ -17,7 +17,7 @@ from text_laws import ALPHA, p_value
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
-from specdec import Draft, SpeculativeGenerator, certify
+from specdec import SpeculativeGenerator
 from specdec.drafters.assistant import AssistantDrafter, AssistantHead
 from specdec.hf.forward import cache_argument
 
@@ -268,16 +268,6 @@ def of_few(shape, kind=AssistantDrafter, **options):
     return kind(AssistantHead.of(assistant), model, **options)
 
 
-class ArgmaxAsIfDrawn(AssistantDrafter):
-    """As transformers has it: the most likely tokens, with the probabilities of a draw."""
-
-    def propose(self, context, state, drawing):
-        drawn = super().propose(context, state, drawing)
-        if drawn.probs is None:  # a greedy target
-            return drawn
-        return Draft(drawn.probs.argmax(dim=-1), drawn.probs, drawn.num_valid)
-
-
 @pytest.mark.parametrize(
     ("shape", "options"), diagonal(OF_FEW, [{"num_draft_tokens": 2}, {"tree": "4x2"}])
 )
@@ -309,20 +299,3 @@ def test_texts_of_transformers_own_do_not():
             texts.append(int(text[0, len(START) + 1]))
     seconds = {x: sum(p for text, p in laws.items() if text[1] == x) for x in range(FEW)}
     assert p_value(Counter(texts), seconds) < ALPHA
-
-
-@pytest.mark.parametrize(
-    ("kind", "passes"), [(AssistantDrafter, True), (ArgmaxAsIfDrawn, False)], ids=str
-)
-def test_the_certificate_passes_and_that_of_argmax_as_if_drawn_does_not(kind, passes):
-    model, assistant = pair("E2B")
-    drafter = kind(AssistantHead.of(assistant), model, 3)
-    prompts = [[7, 3, 21, 40], [11, 8], [30, 31, 32, 33, 34, 35]]
-    report = certify(
-        SpeculativeGenerator(model, drafter),
-        prompts,
-        num_samples=8,
-        max_new_tokens=48,
-        audit_tokens=4,
-    )
-    assert report.passed == passes, str(report)

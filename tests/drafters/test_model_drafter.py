@@ -15,9 +15,8 @@ from diagonal import first
 from drafter_table import drive, fresh_state, loop_of, propose
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
 
-from specdec import ModelDrafter, SpeculativeGenerator
+from specdec import ModelDrafter
 from specdec.kernels import draw
 from specdec.samplers import LogitsFilter, Stream
 
@@ -91,15 +90,3 @@ def test_distributions_are_over_the_vocabulary_of_the_target(vocab_size, logits_
     if draft.probs is not None:
         assert draft.probs.shape == (2, 3, vocab_size)
         assert not bool(draft.probs[..., VOCAB:].any())
-
-
-def test_a_model_that_was_cast_needs_another_drafter_as_the_error_says():
-    model, target, prompt = build("llama", seed=4), MODELS["llama"], torch.tensor([[1, 2, 3]])
-    generator = SpeculativeGenerator(target, ModelDrafter(model, 2))
-    model.to(torch.bfloat16)
-    with refused("bfloat16 now; call generator.refresh(), or make the ModelDrafter"):
-        generator.generate(prompt, max_new_tokens=4)
-    with refused("bfloat16 now; call generator.refresh(), or make the ModelDrafter"):
-        SpeculativeGenerator(target, generator.drafter)
-    again = SpeculativeGenerator(target, ModelDrafter(model, 2))
-    assert again.generate(prompt, max_new_tokens=4, eos_token_id=None).new_tokens.shape == (1, 4)

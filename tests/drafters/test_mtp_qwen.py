@@ -16,7 +16,7 @@ from drafting import ragged_prompts
 from mtp_checkpoints import eager, edit_config, run_layer, write_mtp_names
 from safetensors.torch import save_file
 
-from specdec import MTPDrafter, SpeculativeGenerator, certify
+from specdec import MTPDrafter, SpeculativeGenerator
 from specdec.checkpoints import hf_layers, survey_checkpoint
 from specdec.checkpoints.mtp import MTP
 from specdec.drafters.head.causal import attend_causally
@@ -193,19 +193,6 @@ def test_text_is_hfs_and_drafts_are_those_of_the_published_wiring(case):
     assert 0.05 < result.stats.acceptance_rate < 0.95
 
 
-def test_captured_steps_are_the_eager_ones(case):
-    options = {"do_sample": True, "temperature": [0.0, 0.8, 1.3, 1.0], "seed": [1, 2, 3, 4]}
-    if any(".experts." in name for name in case.tensors):
-        case.model.set_experts_implementation("batched_mm")  # on a CPU the default waits
-    drafter, texts = case.drafter(), []
-    for graphs in (False, True):
-        generator = SpeculativeGenerator(case.model, drafter, graphs=graphs)
-        result = generator.generate(IDS, MASK, check=graphs, max_new_tokens=NUM_NEW, **options)
-        texts.append(result.sequences.tolist())
-    assert "replays" in generator.explain()
-    assert texts[0] == texts[1]
-
-
 def layer_of(index):
     """Modules built as another layer of the target."""
     of = HFLayerConfig.of
@@ -271,12 +258,3 @@ def test_tables_of_its_own_are_read_and_what_is_unknown_is_told(tmp_path):
     save_file(case.tensors | own, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"unexpected .*fc_2\.weight"):
         case.drafter()
-
-
-@pytest.mark.slow
-def test_sampled_text_is_certified(tmp_path):
-    case = Case(tmp_path, "qwen3_5_moe")
-    generator = SpeculativeGenerator(case.model, case.drafter())
-    prompts = [IDS[row, -LENGTHS[row] :].tolist() for row in (0, 2)]
-    report = certify(generator, prompts, num_samples=64)
-    assert report.passed, report

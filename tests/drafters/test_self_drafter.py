@@ -6,7 +6,7 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from assistants import target_of
-from diagonal import diagonal, first
+from diagonal import diagonal
 from drafter_table import MODEL, own_target
 from drafting import perturbed, ragged_prompts
 from target_readers import QueryDrafter
@@ -21,11 +21,9 @@ from specdec import (
     SpeculativeGenerator,
     Target,
     TopSlots,
-    certify,
 )
 from specdec.drafters import Visible
 from specdec.hf.forward import cache_argument
-from specdec.samplers import CouplingSampler
 
 LENGTHS, NUM_NEW, K = (1, 14, 26, 39), 20, 3
 BATCH, MASK = ragged_prompts(VOCAB - 1, *LENGTHS)
@@ -138,25 +136,6 @@ def test_greedy_text_is_that_of_hf_whatever_is_hidden(kind, name, graphs):
     assert found.stats.acceptance_rate < 1
 
 
-@pytest.mark.parametrize("kind", HIDDEN)
-def test_coupled_text_is_that_of_plain_seeded_sampling(kind):
-    """Law 4."""
-    options = OPTIONS | {"do_sample": True, "seed": [5, 6, 7, 8]}
-    drafter = SelfDrafter(own_target(), K, **HIDDEN[kind])
-    drafted = SpeculativeGenerator(own_target(), drafter, CouplingSampler())
-    plain = SpeculativeGenerator(MODEL, None, CouplingSampler()).generate(BATCH, MASK, **options)
-    assert drafted.generate(BATCH, MASK, **options).sequences.equal(plain.sequences)
-
-
-@pytest.mark.parametrize("kind", first(["top", "all axes"], ["top"]))
-def test_certificates_pass(kind):
-    drafter = SelfDrafter(own_target(), K, **HIDDEN[kind])
-    generator = SpeculativeGenerator(own_target(), drafter)
-    prompts = [BATCH[3].tolist(), BATCH[2, -26:].tolist()]
-    report = certify(generator, prompts, num_samples=8, max_new_tokens=16, audit_tokens=4)
-    assert report.passed, str(report)
-
-
 @pytest.mark.parametrize(
     ("name", "graphs", "visible"),
     [
@@ -261,20 +240,6 @@ def test_a_drafter_of_another_target_is_refused_where_the_generator_is_built(opt
     generator.drafter = drafter  # a generator has looked at another one
     with pytest.raises(ValueError, match="drafts with the target that it was made with, a Llama"):
         generator.start(BATCH, MASK, **OPTIONS)
-
-
-@pytest.mark.parametrize("options", [{}, {"visible": SEEN}, {"layers": 2}])
-def test_a_drafter_follows_its_target_that_was_cast(options):
-    model = build("llama")
-    drafter = SelfDrafter(model, K, **options)
-    generator = SpeculativeGenerator(model, drafter)
-    model.to(torch.bfloat16)
-    with pytest.raises(ValueError, match="refresh"):
-        SpeculativeGenerator(model, drafter)
-    generator.refresh()
-    found = generator.generate(BATCH, MASK, **OPTIONS).sequences
-    again = SpeculativeGenerator(model, SelfDrafter(model, K, **options))
-    assert found.equal(again.generate(BATCH, MASK, **OPTIONS).sequences)
 
 
 def test_a_model_that_was_cast_alone_is_refused_before_it_runs():

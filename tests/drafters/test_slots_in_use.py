@@ -5,11 +5,9 @@ import torch
 from drafter_table import MODEL, OF_TEXTS, PATHS, make, own_target
 from drafting import drawing, ragged_prompts
 
-from specdec import Context, Draft, SpeculativeGenerator, Tree
-from specdec.drafters.head.window import WindowPlan
+from specdec import Context, SpeculativeGenerator, Tree
 from specdec.slots.cache import SlotCache, narrowed
 from specdec.slots.layout import KeyValueShape
-from specdec.targets.text import TargetText
 
 IDS, MASK = ragged_prompts(MODEL.config.vocab_size, 21, 1, 12)
 WIDE = Tree(nodes=4, depth=3, top_k=4)
@@ -74,23 +72,6 @@ def test_every_window_of_the_loop_lies_in_the_slots_in_use(name, monkeypatch):
         generation.synchronize()  # the bound is exact, so one slot less would be too few
     assert all(last < in_use for last, in_use in seen)
     assert narrow >= 12  # the target's of every step
-
-
-def test_a_number_of_slots_is_refused_wherever_it_was_believed():
-    ids, one = torch.tensor([[5, 6]]), torch.tensor([1])
-    cache, target = SlotCache(1, 32, {}), own_target()
-    calls = [
-        lambda: Context(ids, None, 0 * one, one, 8),
-        lambda: Context(ids, None, 0 * one, one, num_attended=8),
-        lambda: target.verify(target.init_cache(1, 32), one, one, Draft(ids), num_attended=8),
-        lambda: target.prefill(target.init_cache(1, 32), ids, one, offset=0, num_attended=8),
-        lambda: TargetText(target, cache, one, 8),
-        lambda: WindowPlan(cache, ids, num_attended=8, table=torch.zeros(33, 4)),
-        lambda: cache.open_window(ids, num_attended=8),
-    ]
-    for call in calls:
-        with pytest.raises(TypeError, match=r"num_attended|positional"):
-            call()
 
 
 def test_caches_attend_over_all_slots_but_inside_of_narrowed():

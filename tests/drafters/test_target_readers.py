@@ -1,15 +1,12 @@
 """Drafters over the target's own keys and values: the laws, for what an author would write."""
 
 import pytest
-import torch
 from architectures import VOCAB, build
 from diagonal import diagonal
 from drafting import ragged_prompts
-from scipy import stats
 from target_readers import LayerDrafter, QueryDrafter
 
 from specdec import FirstMatch, PromptLookupDrafter, SpeculativeGenerator, Target
-from specdec.samplers import CouplingSampler
 
 LENGTHS, NUM_NEW = (1, 4, 6, 9), 24
 BATCH, MASK = ragged_prompts(VOCAB, *LENGTHS)
@@ -95,53 +92,6 @@ def test_the_control_notices_a_draft_that_begins_elsewhere():
     generator = SpeculativeGenerator(target, OneTooFar(target, range(target.num_layers)))
     result = generator.generate(BATCH, MASK, max_new_tokens=40, do_sample=True, seed=[1, 2, 3, 4])
     assert result.stats.acceptance_rate < 0.9
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_coupled_text_is_that_of_plain_seeded_sampling(kind):
-    options = {"max_new_tokens": NUM_NEW, "do_sample": True, "seed": [5, 6, 7, 8]}
-    drafted = generator_of(kind, "llama", CouplingSampler()).generate(BATCH, MASK, **options)
-    plain = SpeculativeGenerator(build("llama"), None, CouplingSampler())
-    assert drafted.sequences.tolist() == plain.generate(BATCH, MASK, **options).sequences.tolist()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@torch.no_grad()
-def test_tokens_drawn_many_times_match_the_probabilities_that_come_with_them(kind):
-    """Law 8; false-alarm rate 1e-9."""
-    rows, ids = 3000, BATCH[1:2, -4:]
-    generator = generator_of(kind, "llama")
-    generation = generator.start(
-        ids.expand(rows, -1), max_new_tokens=8, do_sample=True, temperature=0.3, seed=[*range(rows)]
-    )
-    draft = generator.step(generation).draft
-    probs, tokens = draft.probs[0, 0].double(), draft.tokens[:, 0]
-    assert torch.equal(draft.probs[:, 0], draft.probs[:1, 0].expand(rows, -1))
-    expected, counts = rows * probs, torch.bincount(tokens, minlength=len(probs)).double()
-    rare = expected < 5
-    bins = [torch.cat([x[~rare], x[rare].sum()[None]]) for x in (counts, expected)]
-    bins = [x[bins[1] > 0].numpy() for x in bins]
-    assert stats.chisquare(*bins, sum_check=False).pvalue > 1e-9
-    assert (counts > 0).sum() > 5
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@torch.inference_mode()
-def test_slots_behind_the_text_change_nothing(kind):
-    """Law 13: what the storage held before is not read."""
-    generator = generator_of(kind, "llama", graphs=True)
-    options = {"max_new_tokens": 12, "do_sample": True, "seed": [1, 2, 3, 4]}
-    options["eos_token_id"] = None
-    clean = generator.generate(BATCH, MASK, **options)
-    generation = generator.start(BATCH, MASK, **options)
-    cache, lengths = generation.state.cache, generation.lengths - 1
-    for store in cache.stores:
-        for row, length in enumerate(lengths.tolist()):
-            store[row, :, length:] = 1e4
-    while not generation.has_ended.all():
-        generator.step(generation)
-    kept = zip(generation.tokens, clean.sequences, LENGTHS, strict=True)
-    assert all(row[: n + 12].tolist() == new[-n - 12 :].tolist() for row, new, n in kept)
 
 
 def test_a_recurrent_target_is_refused_by_name():

@@ -36,12 +36,12 @@ class Triple(NamedTuple):
     count: int
 
 
-def tree(seed: int, rows: int = 2, count: int = 7):
+def tree(seed: int, rows: int = 2, count: int = 7, device: str = "cpu"):
     """Tensors in every container there is."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape):
-        return torch.randn(shape, generator=generator)
+        return torch.randn(shape, generator=generator).to(device)
 
     return (
         Pair(random(rows, 3), {"a": [random(rows), None], "b": random(rows, 1)}),
@@ -59,13 +59,15 @@ def values(outputs) -> list:
     return [leaf.tolist() if isinstance(leaf, Tensor) else leaf for _, leaf in leaves(outputs)]
 
 
+@pytest.mark.parametrize("device", PLACES)
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=5), st.integers(0, 3))
-def test_a_captured_function_gives_what_the_function_gives(seeds, warmup):
-    captured = Captured(mix, tree(0), warmup=warmup)
+def test_a_captured_function_gives_what_the_function_gives(device, seeds, warmup):
+    captured = Captured(mix, tree(0, device=device), warmup=warmup)
     for seed in seeds:
+        inputs = tree(seed, device=device)
         with no_host_sync():
-            outputs = captured(*tree(seed))
-        assert values(outputs) == values(mix(*tree(seed)))
+            outputs = captured(*inputs)
+        assert values(outputs) == values(mix(*inputs))
     assert captured.num_calls == len(seeds)
 
 

@@ -180,17 +180,6 @@ def test_a_closed_generation_is_not_stepped_over_the_tensors_of_another_call(gra
     generator.step(other)
 
 
-def test_storage_grows_with_calls_and_never_beyond_the_targets_positions(monkeypatch):
-    monkeypatch.setattr("specdec.loop.new_storage.FIRST_TOKENS", 64)
-    generator = SpeculativeGenerator(ROOMY, "lookup", graphs=True)
-    sizes = []
-    for room in (20, 1, 100, 20, 130, 503):
-        generator.generate(IDS[1:2, -1:], max_new_tokens=room, eos_token_id=None)
-        (storage,) = generator._storages
-        sizes.append(storage.num_slots)
-    assert sizes == [64, 64, 128, 128, 256, 576]  # 512 positions, and a window
-
-
 def test_storage_is_no_larger_than_needed_where_there_is_no_memory_for_more(monkeypatch):
     allocate, asked = new_storage.allocated, []
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import VOCAB
-from diagonal import diagonal, first
+from diagonal import diagonal
 from drafter_table import MODEL, make
 from drafting import perturbed, ragged_prompts
 from text_laws import ALPHA, TARGET, p_values_of_texts, sample, tiny
@@ -23,7 +23,6 @@ from specdec import (
     Stream,
     Tree,
     WrappedDrafter,
-    certify,
 )
 from specdec.drafters.check import check_drafter
 from specdec.drafters.plain import NoDrafter
@@ -193,15 +192,6 @@ def test_texts_have_the_targets_distribution_whatever_was_learnt(shape, sampler)
 def test_a_drafter_that_peeks_at_the_draws_of_the_next_step_fails(shape):
     result = sample(of_tiny(Peeking, shape), "auto", "plain", 2500)
     assert min(p_values_of_texts(result, "plain").values()) < ALPHA
-
-
-@pytest.mark.parametrize("graphs", first([False, True], [True]))
-def test_certificates_pass_what_learns_and_find_what_peeks(graphs):
-    target, prompts = tiny(TARGET), [[1, 4, 2], [3]]
-    options = {"num_samples": 400, "max_new_tokens": 12, "audit_tokens": 8}
-    for kind, passes in ((Adaptive, True), (Peeking, False)):
-        generator = SpeculativeGenerator(target, of_tiny(kind, "chain"), graphs=graphs)
-        assert certify(generator, prompts, **options).passed is passes
 
 
 @pytest.mark.parametrize("name", ["model", "eagle3", "model, tree"])

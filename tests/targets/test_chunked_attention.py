@@ -9,14 +9,15 @@ from functools import cache
 
 import pytest
 import torch
+from agreement import check_captured
 from architectures import VOCAB, build
 from diagonal import first
-from drafting import WrongDrafter, perturbed, ragged_prompts
-from fingerprint import fingerprint
+from drafting import WrongDrafter, perturbed
 from kernel_cases import interpreted
+from target_laws import RaggedBatch, check_found
 from transformers import AttentionInterface
 
-from specdec import ModelDrafter, SpeculativeGenerator, Target, Tree
+from specdec import ModelDrafter, Target, Tree
 from specdec.kernels import ragged_attention
 from specdec.kernels.attention import reference, triton
 from specdec.kernels.types import CAUSAL
@@ -27,28 +28,13 @@ from specdec.targets import discovery, queries
 from specdec.targets.attention import ATTENTION, slot_attention
 from specdec.targets.trial.probe import HFMask
 
-SIZE, NUM_NEW = 8, 24
-LENGTHS = 1, 9, 16, 21
-IDS, MASK = ragged_prompts(VOCAB, *LENGTHS)
+SIZE, BATCH = 8, RaggedBatch(VOCAB, (1, 9, 16, 21), 24, num_ids=21)
 TEMPERATURE = {"floor_scale": 5, "attn_scale": 0.5}
-OPTIONS = {"max_new_tokens": NUM_NEW, "eos_token_id": None, "pad_token_id": 0}
 
 
 @cache
 def model_of(seed=0):
     return build("llama4", seed=seed, **TEMPERATURE)
-
-
-@cache
-def texts():
-    """HF's continuation of each row."""
-    found = []
-    for row, length in enumerate(LENGTHS):
-        alone = IDS[row : row + 1, -length:]
-        whole = model_of().generate(alone, max_new_tokens=NUM_NEW, do_sample=False, pad_token_id=0)
-        found.append(whole[0, length:].tolist())
-    assert len({token for text in found for token in text}) > 20
-    return found
 
 
 DRAFTERS = {
@@ -62,43 +48,27 @@ DRAFTERS = {
 
 @pytest.mark.parametrize("kind", first(DRAFTERS, ["tree", "wrong", "itself"]))
 def test_greedy_text_is_that_of_hf_beyond_several_chunks(kind):
-    before = fingerprint(model_of())
-    generator = SpeculativeGenerator(model_of(), DRAFTERS[kind](), prefill_chunk_size=5)
-    result = generator.generate(IDS, MASK, **OPTIONS)
-    assert result.new_tokens.tolist() == texts()
-    rate = result.stats.acceptance_rate
+    rate = BATCH.check_greedy(model_of(), DRAFTERS[kind](), 5).stats.acceptance_rate
     assert rate == {"wrong": 0, "itself": 1}[kind] if kind in ("wrong", "itself") else 0 < rate < 1
-    for row, length in enumerate(LENGTHS):
-        alone = generator.generate(IDS[row : row + 1, -length:], **OPTIONS)
-        assert alone.new_tokens.tolist() == [texts()[row]]
-    assert fingerprint(model_of()) == before
 
 
 @pytest.mark.parametrize("kind", ["good", "tree"])
 def test_captured_steps_are_the_eager_ones(kind):
-    sampled = {"do_sample": True, "temperature": [0.0, 0.8, 1.3, 1.0], "seed": [1, 2, 3, 4]}
-    results = [
-        SpeculativeGenerator(model_of(), DRAFTERS[kind](), graphs=graphs).generate(
-            IDS, MASK, check=graphs, **OPTIONS, **sampled
-        )
-        for graphs in (False, True)
-    ]
-    assert results[0].sequences.equal(results[1].sequences)
-    assert results[0].stats.to_dict() == results[1].stats.to_dict()
+    check_captured(model_of(), DRAFTERS[kind](), BATCH.ids, BATCH.mask, **BATCH.options)
 
 
 # Masks.
-
-
-def by_hand(positions, size):
-    return [[k <= q and k // size == q // size for k in range(32)] for q in positions]
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 40])
 def test_a_query_sees_what_its_chunk_has_before_it(size):
     slots = torch.tensor([[5, 6, 7, 8, 9], [14, 15, 16, 17, 18]])
     mask = window_mask(Window(slots, 32), 5, torch.float32, Chunk(size))
-    assert (mask[:, 0] == 0).tolist() == [by_hand(row, size) for row in slots.tolist()]
+    by_hand = [
+        [[k <= q and k // size == q // size for k in range(32)] for q in row]
+        for row in slots.tolist()
+    ]
+    assert (mask[:, 0] == 0).tolist() == by_hand
 
 
 def test_nodes_of_a_tree_are_in_the_chunk_of_their_position():
@@ -185,10 +155,7 @@ def test_the_self_test_finds_a_wrong_chunk(fault, dtype, monkeypatch):
         return out
 
     monkeypatch.setitem(AttentionInterface._global_mapping, ATTENTION, faulty)
-    with pytest.raises(ValueError, match=r"layers\.1\.self_attn differs from its plain forward"):
-        Target(model)
-    monkeypatch.undo()
-    Target(model)
+    check_found(model, monkeypatch, r"layers\.1\.self_attn differs from its plain forward")
 
 
 TEMPERED = queries.tempered
@@ -204,12 +171,9 @@ def by_slots(module, query, window):
 
 @pytest.mark.parametrize("fault", [of_the_first_row, lambda module, query, window: query])
 def test_the_self_test_finds_a_wrong_temperature(fault, monkeypatch):
-    model = build("llama4", **TEMPERATURE)
     monkeypatch.setattr(queries, "tempered", fault)
-    with pytest.raises(ValueError, match=r"layers\.3\.self_attn differs from its plain forward"):
-        Target(model)
-    monkeypatch.undo()
-    Target(model)
+    model = build("llama4", **TEMPERATURE)
+    check_found(model, monkeypatch, r"layers\.3\.self_attn differs from its plain forward")
 
 
 def test_a_temperature_by_slots_is_no_temperature_of_a_tree(monkeypatch):

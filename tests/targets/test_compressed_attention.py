@@ -16,13 +16,12 @@ import transformers
 from agreement import check_captured
 from diagonal import PLACES, case, first
 from drafting import WrongDrafter, perturbed, ragged_prompts
-from fingerprint import fingerprint
+from refusals import refused
+from target_laws import RaggedBatch, check_found
 from transformers import CONFIG_MAPPING, AttentionInterface, GenerationConfig
 
 from specdec import ModelDrafter, SelfDrafter, SpeculativeGenerator, Target, Tree
 from specdec.drafters import Recent
-from specdec.graphs import rows as of_rows
-from specdec.graphs.tree import tables
 from specdec.slots.cache import SlotCache
 from specdec.slots.layout import Compressor
 from specdec.targets.edits import compressed
@@ -43,9 +42,9 @@ LOCAL, SPARSE, HEAVY = (
 KINDS = LOCAL, SPARSE, HEAVY, SPARSE
 FEW, ALL = 3, 64
 """Entries that are chosen: fewer than the texts have, and more than there are."""
-NUM_NEW, LENGTHS = 20, (1, 9, 40, 70)
-IDS, MASK = ragged_prompts(VOCAB - 1, *LENGTHS)
-OPTIONS = {"max_new_tokens": NUM_NEW, "eos_token_id": None, "pad_token_id": 0}
+BATCH = RaggedBatch(VOCAB - 1, (1, 9, 40, 70), 20)
+RELEASED = RaggedBatch(VOCAB - 1, (1, 120, 128, 260), 20)
+"""Texts that end before, at and after the border of an entry of 128 tokens."""
 
 
 @cache
@@ -95,19 +94,6 @@ def model_of(count=FEW, rates=(4, 16), window=8, vocab_size=VOCAB):
     return model
 
 
-@cache
-def continued(model, lengths=LENGTHS, num_new=NUM_NEW):
-    """HF's continuation of each row, alone."""
-    ids, found = ragged_prompts(VOCAB - 1, *lengths)[0], []
-    for row, length in enumerate(lengths):
-        alone = ids[row : row + 1, -length:]
-        options = {"attention_mask": torch.ones_like(alone), "do_sample": False, **OPTIONS}
-        out = model.generate(alone, **options | {"max_new_tokens": num_new})
-        found.append(out[0, length:].tolist())
-    assert len({token for text in found for token in text}) > 15
-    return found
-
-
 DRAFTERS = {
     "lookup": lambda model: "lookup",
     "good": lambda model: ModelDrafter(perturbed(model, scale=0.02), 4),
@@ -129,52 +115,27 @@ QUICK = [("lookup", FEW, 4), ("none", FEW, 512), ("itself", ALL, 4), ("other wei
 )
 def test_greedy_text_is_that_of_hf(kind, count, chunk):
     model = model_of(count)
-    before = fingerprint(model)
-    generator = SpeculativeGenerator(model, DRAFTERS[kind](model), prefill_chunk_size=chunk)
-    result = generator.generate(IDS, MASK, **OPTIONS)
-    assert result.new_tokens.tolist() == continued(model)
+    result = BATCH.check_greedy(model, DRAFTERS[kind](model), chunk)
     if kind in RATES:
         assert result.stats.acceptance_rate == RATES[kind]
     if kind in ("good", "other weights"):
         assert 0.2 < result.stats.acceptance_rate < 0.95
-    row, length = 1, LENGTHS[1]
-    alone = generator.generate(IDS[row : row + 1, -length:], **OPTIONS)
-    assert alone.new_tokens.tolist() == [continued(model)[row]]
-    assert fingerprint(model) == before
 
 
 @pytest.mark.parametrize(
     ("kind", "chunk"), [case([k, c], k == "lookup" and c == 64) for k in DRAFTERS for c in (64, 4)]
 )
 def test_greedy_text_at_the_rates_and_the_window_of_released_models(kind, chunk):
-    """Texts that end before, at and after the border of an entry of 128 tokens."""
-    lengths = 1, 120, 128, 260
     model = model_of(8, (4, 128), 128)
-    ids, mask = ragged_prompts(VOCAB - 1, *lengths)
-    generator = SpeculativeGenerator(model, DRAFTERS[kind](model), prefill_chunk_size=chunk)
-    result = generator.generate(ids, mask, **OPTIONS)
-    assert result.new_tokens.tolist() == continued(model, lengths)
+    RELEASED.check_greedy(model, DRAFTERS[kind](model), chunk)
 
 
 def test_what_is_chosen_changes_texts():
-    assert continued(model_of(FEW)) != continued(model_of(ALL))
+    assert BATCH.texts(model_of(FEW)) != BATCH.texts(model_of(ALL))
 
 
 def test_rows_that_leave_take_their_entries_with_them(monkeypatch):
-    """Each row ends at a token of its own, and what HF writes behind it does not matter."""
-    model = model_of()
-    whole = continued(model)
-    ends = [whole[0][2], whole[2][5]]
-    cut = [[*text, *ends][: min(map([*text, *ends].index, ends)) + 1][:NUM_NEW] for text in whole]
-    assert len(set(map(len, cut))) > 1
-    left = []
-    keep_rows = of_rows.keep_rows
-    monkeypatch.setattr(of_rows, "keep_rows", lambda *a: left.append(a[1]) or keep_rows(*a))
-    generator = SpeculativeGenerator(model, DRAFTERS["good"](model), steps_ahead=0)
-    result = generator.generate(IDS, MASK, **OPTIONS | {"eos_token_id": ends})
-    rows = zip(result.new_tokens.tolist(), cut, strict=True)
-    assert [row[: len(text)] for row, text in rows] == cut
-    assert left
+    BATCH.check_rows_leave(model_of(), DRAFTERS["good"](model_of()), monkeypatch)
 
 
 @pytest.mark.parametrize("device", PLACES)
@@ -183,34 +144,10 @@ def test_captured_steps_are_the_eager_ones(kind, device):
     model = copy.deepcopy(model_of()).to(device)
     if device == "cpu":
         model.set_experts_implementation("batched_mm")  # the default waits there
-    check_captured(model, DRAFTERS[kind](model), IDS, MASK, **OPTIONS)
+    check_captured(model, DRAFTERS[kind](model), BATCH.ids, BATCH.mask, **BATCH.options)
 
 
 # What is in slots.
-
-
-def test_what_compressors_read_and_their_entries_are_in_the_caches_tree():
-    target = Target(model_of())
-    cache = target.init_cache(3, 40)
-    read = {
-        Compressor(1, "compressor", 4): 2 * 2 * 16,  # values and gates, of two entries each
-        Compressor(1, "indexer", 4): 2 * 2 * 16,
-        Compressor(2, "compressor", 16): 2 * 16,
-        Compressor(3, "compressor", 4): 2 * 2 * 16,
-        Compressor(3, "indexer", 4): 2 * 2 * 16,
-    }
-    assert set(target.route.compressors) == {
-        *read,
-        *(place._replace(is_entries=True) for place in read),
-    }
-    held = {table.untyped_storage().data_ptr() for table in tables(cache).values()}
-    for place, width in read.items():
-        entries = cache.keys[place._replace(is_entries=True)]
-        assert cache.keys[place].shape == (3, 49, 1, width)
-        assert entries.shape == (3, 49, 1, 16)
-        assert entries.untyped_storage().data_ptr() in held
-    assert not cache.values[1].numel()  # which are the keys
-    assert cache.values[0].numel()
 
 
 def verified_logits(target, poisons, read, count=3):
@@ -427,64 +364,28 @@ QUICK_FAULTS += ["a single token sees all", "a near token more", "tokens are rea
     ],
 )
 def test_the_self_test_finds(fault, count, rates, window, monkeypatch):
-    model = copy.deepcopy(model_of(count, rates, window))
     FAULTS[fault](monkeypatch)
-    with pytest.raises(ValueError, match="differs from its plain forward"):
-        Target(model)
-    monkeypatch.undo()
-    Target(model)
+    check_found(copy.deepcopy(model_of(count, rates, window)), monkeypatch)
 
 
 def test_windows_beyond_the_self_test_are_found_by_texts(monkeypatch):
     """The fault of HF's own cache shows where tokens are rejected: it writes other texts."""
     model = model_of()
     generator = SpeculativeGenerator(model, DRAFTERS["wrong"](model))
-    assert generator.generate(IDS, MASK, **OPTIONS).new_tokens.tolist() == continued(model)
+    expected = BATCH.texts(model)
+    assert generator.generate(BATCH.ids, BATCH.mask, **BATCH.options).texts == expected
     monkeypatch.setattr(compressed, "entries_of", MadeOnce())
-    assert generator.generate(IDS, MASK, **OPTIONS).new_tokens.tolist() != continued(model)
+    assert generator.generate(BATCH.ids, BATCH.mask, **BATCH.options).texts != expected
 
 
 # What is refused.
 
 
-def test_trees_are_refused():
-    model, tree = model_of(), Tree(nodes=9, depth=4, top_k=3)
-    with pytest.raises(ValueError, match=r"window of a tree \(compressed layers read it as a cha"):
-        ModelDrafter(model, tree=tree)
-    drafter = ModelDrafter(perturbed(text_laws.tiny(0)), tree=Tree(nodes=3, depth=2, top_k=2))
-    with pytest.raises(ValueError, match="window of a tree"):
-        SpeculativeGenerator(model, drafter)
-
-
-@torch.no_grad()
-def test_a_window_of_a_tree_by_hand_is_refused():
-    target = Target(model_of())
-    cache, text = target.init_cache(1, 32), torch.arange(3, 23)[None]
-    target.prefill(cache, text, torch.tensor([9]), offset=0)
-    draft = Draft(text[:, 10:13], parents=torch.tensor([[-1, -1, 0]]))
-    with pytest.raises(ValueError, match="reads chains only"):
-        target.verify(cache, torch.tensor([9]), text[:, 9], draft)
-
-
-@torch.no_grad()
-def test_positions_that_are_not_those_of_tokens_are_refused():
-    target = Target(model_of())
-    cache, text = target.init_cache(1, 32), torch.arange(3, 23)[None]
-    cache.row_inputs = {"position_offset": torch.tensor([4])}
-    with pytest.raises(ValueError, match="counts entries from the first token of a text"):
-        target.prefill(cache, text, torch.tensor([9]), offset=0)
-
-
-def test_a_part_of_the_text_cannot_be_shown():
-    with pytest.raises(ValueError, match="read entries of several tokens, of which no part"):
-        SelfDrafter(model_of(), 3, visible=Recent(6))
-
-
 def test_streams_and_queries_are_no_features():
     target = Target(model_of())
-    with pytest.raises(ValueError, match="several streams of hidden states, so that hidden stat"):
+    with refused("several streams of hidden states, so that hidden stat"):
         target.with_features((1,))
-    with pytest.raises(ValueError, match=r"queries of layer 1 .* read entries"):
+    with refused("queries of layer 1 .. read entries"):
         target.with_features((Queries(1),))
     final = target.with_features(("final", Queries(0)))
     cache, text = final.init_cache(1, 32), torch.arange(3, 23)[None]
@@ -495,11 +396,51 @@ def test_streams_and_queries_are_no_features():
     torch.testing.assert_close(found[..., :64], expected, rtol=0, atol=1e-4)
 
 
-def test_a_model_that_chooses_among_equal_scores_is_refused():
+def over_a_cache(call, **row_inputs):
+    target = Target(model_of())
+    cache, text = target.init_cache(1, 32), torch.arange(3, 23)[None]
+    cache.row_inputs = row_inputs
+    target.prefill(cache, text, torch.tensor([9]), offset=0)
+    call(target, cache, text)
+
+
+def verify_a_tree(target, cache, text):
+    draft = Draft(text[:, 10:13], parents=torch.tensor([[-1, -1, 0]]))
+    target.verify(cache, torch.tensor([9]), text[:, 9], draft)
+
+
+def choose_among_equal_scores():
     """HF's choice among them depends on how many entries there are, and is none of the text's."""
     model = copy.deepcopy(model_of())
     for layer in model.model.layers:
         if layer.self_attn.layer_type == SPARSE:
             layer.self_attn.compressor.indexer.scorer.weights_proj.weight.data[:] = 0.0
-    with pytest.raises(ValueError, match="cannot be decoded"):
-        Target(model)
+    Target(model)
+
+
+def draft_a_tree():
+    drafter = ModelDrafter(perturbed(text_laws.tiny(0)), tree=Tree(nodes=3, depth=2, top_k=2))
+    SpeculativeGenerator(model_of(), drafter)
+
+
+REFUSED = {
+    "window of a tree (compressed layers read it as a cha": lambda: ModelDrafter(
+        model_of(), tree=Tree(nodes=9, depth=4, top_k=3)
+    ),
+    "window of a tree": draft_a_tree,
+    "reads chains only": lambda: over_a_cache(verify_a_tree),
+    "counts entries from the first token of a text": lambda: over_a_cache(
+        None, position_offset=torch.tensor([4])
+    ),
+    "read entries of several tokens, of which no part": lambda: SelfDrafter(
+        model_of(), 3, visible=Recent(6)
+    ),
+    "cannot be decoded": choose_among_equal_scores,
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_such_layers_cannot_do_is_refused(words):
+    with refused(words):
+        REFUSED[words]()

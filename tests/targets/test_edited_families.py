@@ -14,24 +14,22 @@ import transformers
 from agreement import check_captured
 from census.shapes import VOCAB, build
 from diagonal import PLACES, diagonal, first
-from drafting import WrongDrafter, perturbed, ragged_prompts
-from fingerprint import fingerprint
+from drafting import WrongDrafter, perturbed
+from refusals import refused
+from target_laws import RaggedBatch, check_found, without_dense_masks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec import ModelDrafter, SelfDrafter, SpeculativeGenerator, Target, Tree
-from specdec.graphs import rows as of_rows
 from specdec.slots.attention import sees
 from specdec.slots.cache import SlotCache
-from specdec.targets import discovery
 from specdec.targets.attention import slot_attention
 from specdec.targets.edits import biases, own_attention
 from specdec.targets.edits.heads import edit as edit_heads
 from specdec.targets.trial.probe import HFMask
 from specdec.targets.view import private_view
 
-WINDOW, NUM_NEW, LENGTHS = 8, 24, (1, 9, 17, 24)
-IDS, MASK = ragged_prompts(VOCAB - 1, *LENGTHS)
-OPTIONS = {"max_new_tokens": NUM_NEW, "eos_token_id": None, "pad_token_id": 0}
+WINDOW = 8
+BATCH = RaggedBatch(VOCAB - 1, (1, 9, 17, 24), 24, num_ids=9)
 
 
 def gpt_neo(window=WINDOW, num_positions=128, **options):
@@ -97,19 +95,6 @@ def model_of(name):
     return random_model(FAMILIES[name])
 
 
-@cache
-def texts(name):
-    """HF's continuation of each row."""
-    found = []
-    for row, length in enumerate(LENGTHS):
-        alone = IDS[row : row + 1, -length:]
-        mask = torch.ones_like(alone)
-        options = {"attention_mask": mask, "do_sample": False, **OPTIONS}
-        found.append(model_of(name).generate(alone, **options)[0, length:].tolist())
-    assert len({token for text in found for token in text}) > 8, name
-    return found
-
-
 DRAFTERS = {
     "good": lambda model: ModelDrafter(perturbed(model), 4),
     "tree": lambda model: ModelDrafter(perturbed(model), tree=Tree(nodes=9, depth=4, top_k=3)),
@@ -133,34 +118,15 @@ CASES += diagonal(sorted(LONG), *AXES, is_quick=False)
 @pytest.mark.parametrize(("name", "kind", "chunk"), CASES)
 def test_greedy_text_is_that_of_hf(name, kind, chunk):
     model, kind = model_of(name), fitting(name, kind)
-    before = fingerprint(model)
-    generator = SpeculativeGenerator(model, DRAFTERS[kind](model), prefill_chunk_size=chunk)
-    result = generator.generate(IDS, MASK, **OPTIONS)
-    assert result.new_tokens.tolist() == texts(name)
+    result = BATCH.check_greedy(model, DRAFTERS[kind](model), chunk)
     if kind in RATES:
         assert result.stats.acceptance_rate == RATES[kind]
-    row, length = 1, LENGTHS[1]
-    alone = generator.generate(IDS[row : row + 1, -length:], **OPTIONS)
-    assert alone.new_tokens.tolist() == [texts(name)[row]]
-    assert fingerprint(model) == before
 
 
 @pytest.mark.parametrize("name", first(FAMILIES, ["bloom", "falcon", "gemma3n_text"]))
 def test_rows_may_leave(name, monkeypatch):
-    """Each row ends at a token of its own, and what HF writes behind it does not matter."""
-    whole = texts(name)
-    ends = [whole[0][2], whole[2][5]]
-    cut = [[*text, *ends][: min(map([*text, *ends].index, ends)) + 1][:NUM_NEW] for text in whole]
-    assert len(set(map(len, cut))) > 1
-    left, keep_rows = [], of_rows.keep_rows
-    monkeypatch.setattr(of_rows, "keep_rows", lambda *a: left.append(a[1]) or keep_rows(*a))
     model = model_of(name)
-    drafter = DRAFTERS[fitting(name, "tree")](model)
-    generator = SpeculativeGenerator(model, drafter, steps_ahead=0)
-    result = generator.generate(IDS, MASK, **OPTIONS | {"eos_token_id": ends})
-    rows = zip(result.new_tokens.tolist(), cut, strict=True)
-    assert [row[: len(text)] for row, text in rows] == cut
-    assert left
+    BATCH.check_rows_leave(model, DRAFTERS[fitting(name, "tree")](model), monkeypatch)
 
 
 @pytest.mark.parametrize("device", PLACES)
@@ -169,7 +135,7 @@ def test_rows_may_leave(name, monkeypatch):
 )
 def test_captured_steps_are_the_eager_ones(name, device):
     model, kind = copy.deepcopy(model_of(name)).to(device), fitting(name, "tree")
-    check_captured(model, DRAFTERS[kind](model), IDS, MASK, **OPTIONS)
+    check_captured(model, DRAFTERS[kind](model), BATCH.ids, BATCH.mask, **BATCH.options)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -190,10 +156,6 @@ def test_models_in_half_precision_are_taken(name):
 # Faults. HF's own attention under a dense mask has none, and is not tried.
 
 
-def refused(model):
-    raise ValueError("not in this test")
-
-
 def local_mask_of(size):
     def mask(module):
         is_local = module.attention_type == "local"
@@ -204,12 +166,9 @@ def local_mask_of(size):
 
 @pytest.mark.parametrize("size", [WINDOW - 1, WINDOW + 1])
 def test_the_self_test_finds_a_wrong_window(size, monkeypatch):
-    monkeypatch.setattr(discovery, "_with_dense_mask", refused)
+    without_dense_masks(monkeypatch)
     monkeypatch.setattr(own_attention, "local_mask", local_mask_of(size))
-    with pytest.raises(ValueError, match=r"h\.1\.attn\.attention differs from its plain forward"):
-        Target(random_model(gpt_neo))
-    monkeypatch.undo()
-    Target(random_model(gpt_neo))
+    check_found(random_model(gpt_neo), monkeypatch, r"h\.1\.attn\.attention differs from its plain")
 
 
 @pytest.mark.parametrize("window", [256, 400])
@@ -220,25 +179,21 @@ def test_a_buffer_that_is_no_window_is_seen(window, monkeypatch):
     buffer = models[1].transformer.h[3].attn.attention.bias[0, 0]
     assert buffer[window].nonzero()[0] == 1
     buffer[window, 0] = True
-    monkeypatch.setattr(discovery, "_with_dense_mask", refused)
+    without_dense_masks(monkeypatch)
     with pytest.raises(ValueError, match="layer 3 attends by a mask that is neither"):
         Target(models[1])
 
 
-def with_scaling(factor):
-    def attend(*args, scaling, **options):
-        return slot_attention(*args, scaling=scaling * factor, **options)
-
-    return attend
+def with_larger_scores(*args, scaling, **options):
+    return slot_attention(*args, scaling=scaling * 1.01, **options)
 
 
 @pytest.mark.parametrize("name", ["gpt_neo", "japanese"])
 def test_the_self_test_finds_wrong_scores(name, monkeypatch):
-    monkeypatch.setattr(discovery, "_with_dense_mask", refused)
-    functions = {**own_attention.FUNCTIONS, own_attention.ATTENTION: with_scaling(1.01)}
+    without_dense_masks(monkeypatch)
+    functions = {**own_attention.FUNCTIONS, own_attention.ATTENTION: with_larger_scores}
     monkeypatch.setattr(own_attention, "FUNCTIONS", functions)
-    with pytest.raises(ValueError, match="differs from its plain forward"):
-        Target(random_model(FAMILIES[name]))
+    check_found(random_model(FAMILIES[name]), monkeypatch)
 
 
 FALCONS = {
@@ -277,32 +232,24 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def none(found):
-    return torch.zeros_like(found)
+BIASES = {
+    "none": torch.zeros_like,
+    "one_slot_apart": lambda found: found.roll(1, dims=-1),
+    "of_another_head": lambda found: found.roll(1, dims=0),
+}
 
 
-def one_slot_apart(found):
-    return found.roll(1, dims=-1)
-
-
-def of_another_head(found):
-    return found.roll(1, dims=0)
-
-
-@pytest.mark.parametrize("fault", [none, one_slot_apart, of_another_head])
+@pytest.mark.parametrize("fault", BIASES)
 @pytest.mark.parametrize("name", ["bloom", "falcon", "falcon, eager"])
 def test_the_self_test_finds_wrong_biases(name, fault, monkeypatch):
     over_slots = biases._over_slots
 
     def faulty(build, mask, *args, **options):
         found = over_slots(build, mask, *args, **options)
-        return fault(found) if mask.dim() == 4 else found
+        return BIASES[fault](found) if mask.dim() == 4 else found
 
     monkeypatch.setattr(biases, "_over_slots", faulty)
-    with pytest.raises(ValueError, match="differs from its plain forward"):
-        Target(random_model(FAMILIES[name]))
-    monkeypatch.undo()
-    Target(random_model(FAMILIES[name]))
+    check_found(random_model(FAMILIES[name]), monkeypatch)
 
 
 def in_the_layer(index):
@@ -338,18 +285,14 @@ STORED_WRONG = {
     [(name, fault) for name in STORED_WRONG if name in FAMILIES for fault in STORED_WRONG[name]],
 )
 def test_the_self_test_finds_what_is_stored_wrong(name, fault, monkeypatch):
-    model = random_model(FAMILIES[name])
     monkeypatch.setattr(SlotCache, "update", fault)
-    with pytest.raises(ValueError, match="differs from its plain forward"):
-        Target(model)
-    monkeypatch.undo()
-    Target(model)
+    check_found(random_model(FAMILIES[name]), monkeypatch)
 
 
 @torch.no_grad()
 def test_a_feature_of_streams_is_the_one_that_attention_reads():
     model = model_of("gemma3n_text")
-    ids = IDS[-1:]
+    ids = BATCH.row(3)
     states = model(ids, output_hidden_states=True, use_cache=False).hidden_states
     read = model.config.altup_active_idx
     assert states[1].dim() == 4
@@ -364,10 +307,7 @@ def test_a_feature_of_streams_is_the_one_that_attention_reads():
 def test_a_layer_of_two_attentions_is_one_layer():
     model = model_of("longcat_flash")
     assert Target(model).num_layers == len(model.model.layers) == model.config.num_layers
-    result = SpeculativeGenerator(model, SelfDrafter(model, 3, layers=2)).generate(
-        IDS, MASK, **OPTIONS
-    )
-    assert result.new_tokens.tolist() == texts("longcat_flash")
+    BATCH.check_greedy(model, SelfDrafter(model, 3, layers=2))
 
 
 def doge(**options):
@@ -380,13 +320,9 @@ def doge(**options):
 def test_doge_is_decoded_while_all_keys_are_read():
     """In its first layer equal tokens have equal values, and `topk` takes any of them."""
     generator = SpeculativeGenerator(doge(keep_window_size=48), "lookup")
-    assert generator.generate(IDS, MASK, **OPTIONS).new_tokens.tolist() == texts("doge")
-    with pytest.raises(
-        ValueError, match=r"24 tokens and 25 new tokens make 49, .* has 48 positions"
-    ):
-        generator.generate(IDS, MASK, **OPTIONS | {"max_new_tokens": 25})
-
-
-def test_doge_with_a_sliding_window_is_refused():
-    with pytest.raises(ValueError, match="layers choose keys by their values"):
+    found = generator.generate(BATCH.ids, BATCH.mask, **BATCH.options)
+    assert found.new_tokens.tolist() == BATCH.texts(model_of("doge"))
+    with refused("24 tokens and 25 new tokens make 49, .. has 48 positions"):
+        generator.generate(BATCH.ids, BATCH.mask, **BATCH.options | {"max_new_tokens": 25})
+    with refused("layers choose keys by their values"):
         Target(doge(sliding_window=12))

@@ -15,17 +15,15 @@ import transformers
 from agreement import check_captured
 from census.shapes import VOCAB, build
 from diagonal import PLACES, case, first
-from drafting import WrongDrafter, perturbed, ragged_prompts
-from fingerprint import fingerprint
+from drafting import WrongDrafter, perturbed
+from refusals import refused
+from target_laws import DIFFERS, RaggedBatch, check_found, without_dense_masks
 from transformers import AttentionInterface
 
-from specdec import ModelDrafter, SelfDrafter, SpeculativeGenerator, Target, Tree
+from specdec import ModelDrafter, SelfDrafter, Target, Tree
 from specdec.drafters import Recent
-from specdec.graphs import rows as of_rows
-from specdec.graphs.tree import tables
 from specdec.slots.cache import SlotCache
 from specdec.slots.layout import Indexer
-from specdec.targets import discovery
 from specdec.targets.edits import convolutions
 from specdec.targets.edits.blocks import BLOCKS as BLOCKED
 from specdec.targets.edits.blocks import block_attention
@@ -41,9 +39,7 @@ GROUPS = {
 HAS = [name for name in GROUPS if name in transformers.CONFIG_MAPPING]
 FEW, ALL = 5, 64
 """Keys that are chosen: fewer than the texts have, and more than there are."""
-NUM_NEW, LENGTHS = 16, (1, 9, 17, 24)
-IDS, MASK = ragged_prompts(VOCAB - 1, *LENGTHS)
-OPTIONS = {"max_new_tokens": NUM_NEW, "eos_token_id": None, "pad_token_id": 0}
+BATCH = RaggedBatch(VOCAB - 1, (1, 9, 17, 24), 16)
 
 
 def choosing(model, count):
@@ -67,19 +63,6 @@ def skip_without(name):
 def model_of(name, count=FEW, seed=0):
     skip_without(name)
     return choosing(build(name, group=GROUPS[name], window=8, seed=seed), count)
-
-
-@cache
-def texts(name, count):
-    """HF's continuation of each row."""
-    found = []
-    for row, length in enumerate(LENGTHS):
-        alone = IDS[row : row + 1, -length:]
-        mask = torch.ones_like(alone)
-        options = {"attention_mask": mask, "do_sample": False, **OPTIONS}
-        found.append(model_of(name, count).generate(alone, **options)[0, length:].tolist())
-    assert len({token for text in found for token in text}) > 15
-    return found
 
 
 DRAFTERS = {
@@ -121,43 +104,21 @@ QUICK += [("minimax_m3_vl_text", "good", FEW, 512)]
 )
 def test_greedy_text_is_that_of_hf(name, kind, count, chunk):
     model, kind = model_of(name, count), fitting(name, kind)
-    before = fingerprint(model)
-    generator = SpeculativeGenerator(model, DRAFTERS[kind](model), prefill_chunk_size=chunk)
-    result = generator.generate(IDS, MASK, **OPTIONS)
-    assert result.new_tokens.tolist() == texts(name, count)
+    result = BATCH.check_greedy(model, DRAFTERS[kind](model), chunk)
     if kind in RATES:
         assert result.stats.acceptance_rate == RATES[kind]
-    row, length = 1, LENGTHS[1]
-    alone = generator.generate(IDS[row : row + 1, -length:], **OPTIONS)
-    assert alone.new_tokens.tolist() == [texts(name, count)[row]]
-    assert fingerprint(model) == before
 
 
 @pytest.mark.parametrize("name", first(GROUPS, ["deepseek_v32"]))
 def test_what_is_chosen_changes_texts(name):
-    assert texts(name, FEW) != texts(name, ALL)
+    assert BATCH.texts(model_of(name, FEW)) != BATCH.texts(model_of(name, ALL))
 
 
 @pytest.mark.parametrize("name", first(GROUPS, ["glm_moe_dsa", "dots3_note"]))
 def test_rows_that_leave_take_their_index_keys_with_them(name, monkeypatch):
-    """Each row ends at a token of its own, and what HF writes behind it does not matter."""
-    whole = texts(name, FEW) if name in HAS else model_of(name)
-    ends = [whole[0][2], whole[2][5]]
-    cut = [[*text, *ends][: min(map([*text, *ends].index, ends)) + 1][:NUM_NEW] for text in whole]
-    assert len(set(map(len, cut))) > 1
-    left = []
-    keep_rows = of_rows.keep_rows
-    monkeypatch.setattr(of_rows, "keep_rows", lambda *a: left.append(a[1]) or keep_rows(*a))
     model = model_of(name)
     for kind in {fitting(name, kind) for kind in ("good", "tree")}:
-        generator = SpeculativeGenerator(model, DRAFTERS[kind](model), steps_ahead=0)
-        result = generator.generate(IDS, MASK, **OPTIONS | {"eos_token_id": ends})
-        found = [
-            row[: len(text)] for row, text in zip(result.new_tokens.tolist(), cut, strict=True)
-        ]
-        assert found == cut
-        assert left
-        left.clear()
+        BATCH.check_rows_leave(model, DRAFTERS[kind](model), monkeypatch)
 
 
 CAPTURED = [("glm_moe_dsa", "tree"), ("minimax_m3_vl_text", "good")]
@@ -174,27 +135,10 @@ def test_captured_steps_are_the_eager_ones(name, kind, device):
     model, kind = copy.deepcopy(model_of(name)).to(device), fitting(name, kind)
     if device == "cpu":
         model.set_experts_implementation("batched_mm")  # the default waits there
-    check_captured(model, DRAFTERS[kind](model), IDS, MASK, **OPTIONS)
+    check_captured(model, DRAFTERS[kind](model), BATCH.ids, BATCH.mask, **BATCH.options)
 
 
 # The table of an indexer's keys.
-
-
-def test_index_keys_are_a_part_of_the_caches_tree():
-    target = Target(model_of("glm_moe_dsa"))
-    cache = target.init_cache(3, 40)
-    with_indexer = [key.layer for key in cache.keys if isinstance(key, Indexer)]
-    model = target.model
-    assert with_indexer == [
-        i for i, layer in enumerate(model.model.layers) if layer.self_attn.indexer is not None
-    ]
-    assert 0 < len(with_indexer) < len(model.model.layers)  # the others read what those choose
-    held = {table.untyped_storage().data_ptr() for table in tables(cache).values()}
-    for layer in with_indexer:
-        keys = cache.keys[Indexer(layer)]
-        assert keys.shape == (3, 49, 1, 16)
-        assert keys.untyped_storage().data_ptr() in held
-        assert not cache.values[Indexer(layer)].numel()
 
 
 def verified_logits(target, poison):
@@ -255,14 +199,6 @@ def stale(cache, states, layer):
     return keys
 
 
-def one_slot_late(cache, states, layer):
-    return UPDATE(cache, states, layer).roll(1, dims=1)
-
-
-def of_another_row(cache, states, layer):
-    return UPDATE(cache, states, layer).flip(0)
-
-
 def never_written(cache, states, layer):
     keys = cache.keys[Indexer(layer)]
     return keys[:, : cache.window.num_attended, 0]
@@ -276,21 +212,23 @@ def written_late(cache, states, layer):
 
 
 UPDATE = SlotCache.update_indexer
-FAULTS = [stale, one_slot_late, of_another_row, never_written, written_late]
-
-
-def refused(model):
-    raise ValueError("not in this test")
+FAULTS = {
+    "stale": stale,
+    "one_slot_late": lambda *given: UPDATE(*given).roll(1, dims=1),
+    "of_another_row": lambda *given: UPDATE(*given).flip(0),
+    "never_written": never_written,
+    "written_late": written_late,
+}
 
 
 @pytest.mark.parametrize(
     ("name", "fault", "count"),
     [
-        case([name, fault, count], (fault is not stale) == (count == 2048))
+        case([name, fault, count], (fault != "stale") == (count == 2048))
         for name in ("deepseek_v32", "minimax_m3_vl_text")
         for fault in FAULTS
         for count in (FEW, 2048)
-        if name == "deepseek_v32" or fault is not stale  # a token's own block is always chosen
+        if name == "deepseek_v32" or fault != "stale"  # a token's own block is always chosen
     ],
 )
 def test_the_self_test_finds_a_wrong_index_key(name, fault, count, monkeypatch):
@@ -298,40 +236,28 @@ def test_the_self_test_finds_a_wrong_index_key(name, fault, count, monkeypatch):
     with fewer.
     """
     skip_without(name)
-    model = choosing(build(name), count)
-    monkeypatch.setattr(SlotCache, "update_indexer", fault)
-    with pytest.raises(ValueError, match="differs from its plain forward"):
-        Target(model)
-    monkeypatch.undo()
-    Target(model)
+    monkeypatch.setattr(SlotCache, "update_indexer", FAULTS[fault])
+    check_found(choosing(build(name), count), monkeypatch)
 
 
-def shifted(by):
-    def faulty(module, *args, indices, **options):
+def chosen_by(attend, name, changed):
+    """An attention function with a fault in layer 1: it reads other keys or blocks."""
+
+    def faulty(module, *args, **options):
         if module.layer_idx == 1:
-            indices = (indices + by).clamp(0, args[1].shape[2] - 1)
-        return indexed_attention(module, *args, indices=indices, **options)
+            options[name] = changed(options[name], args[1].shape[2])
+        return attend(module, *args, **options)
 
     return faulty
 
 
-def of_the_other_row(module, *args, indices, **options):
-    indices = indices.flip(0) if module.layer_idx == 1 else indices
-    return indexed_attention(module, *args, indices=indices, **options)
-
-
-def all_of_them(module, *args, indices, **options):
-    if module.layer_idx == 1:
-        every = torch.arange(args[1].shape[2], dtype=indices.dtype)
-        indices = every.expand(*indices.shape[:2], -1)
-    return indexed_attention(module, *args, indices=indices, **options)
-
-
 CHOICES = {
-    "an index too far": shifted(1),
-    "an index too near": shifted(-1),
-    "of the other row": of_the_other_row,
-    "all": all_of_them,
+    "an index too far": lambda indices, count: (indices + 1).clamp(0, count - 1),
+    "an index too near": lambda indices, count: (indices - 1).clamp(0, count - 1),
+    "of the other row": lambda indices, count: indices.flip(0),
+    "all": lambda indices, count: torch.arange(count, dtype=indices.dtype).expand(
+        *indices.shape[:2], -1
+    ),
 }
 
 
@@ -347,27 +273,19 @@ CHOICES = {
 def test_the_self_test_finds_a_wrong_choice(name, dtype, fault, monkeypatch):
     """In one layer of four; HF's own attention under a dense mask has no such fault."""
     model = choosing(build(name), 2048).to(dtype)
-    monkeypatch.setattr(discovery, "_with_dense_mask", refused)
+    without_dense_masks(monkeypatch)
     Target(model)
-    monkeypatch.setitem(AttentionInterface._global_mapping, INDEXED, CHOICES[fault])
-    with pytest.raises(ValueError, match=r"layers\.1\.self_attn differs from its plain forward"):
+    faulty = chosen_by(indexed_attention, "indices", CHOICES[fault])
+    monkeypatch.setitem(AttentionInterface._global_mapping, INDEXED, faulty)
+    with refused(f"layers.1.self_attn {DIFFERS}"):
         Target(choosing(model, 2047))
 
 
-def blocks_by(changed):
-    def faulty(module, *args, block_indices, **options):
-        if module.layer_idx == 1:
-            block_indices = changed(block_indices)
-        return block_attention(module, *args, block_indices=block_indices, **options)
-
-    return faulty
-
-
 BLOCK_CHOICES = {
-    "a block too near": lambda blocks: (blocks - 1).clamp(min=-1),
-    "of the other row": lambda blocks: blocks.flip(0),
-    "of the other heads": lambda blocks: blocks.flip(1),
-    "the first ones": lambda blocks: torch.arange(blocks.shape[-1]).expand_as(blocks),
+    "a block too near": lambda blocks, _: (blocks - 1).clamp(min=-1),
+    "of the other row": lambda blocks, _: blocks.flip(0),
+    "of the other heads": lambda blocks, _: blocks.flip(1),
+    "the first ones": lambda blocks, _: torch.arange(blocks.shape[-1]).expand_as(blocks),
 }
 
 
@@ -379,10 +297,10 @@ def test_the_self_test_finds_a_wrong_choice_of_blocks(fault, monkeypatch):
     for layer in model.model.layers[1:]:
         layer.self_attn.indexer.block_size, layer.self_attn.indexer.topk_blocks = 128, 16
     Target(model)
-    faulty = blocks_by(BLOCK_CHOICES[fault])
+    faulty = chosen_by(block_attention, "block_indices", BLOCK_CHOICES[fault])
     monkeypatch.setitem(AttentionInterface._global_mapping, BLOCKED, faulty)
     model.model.layers[1].self_attn.indexer.topk_blocks = 15  # so that it is tried again
-    with pytest.raises(ValueError, match=r"layers\.1\.self_attn differs from its plain forward"):
+    with refused(f"layers.1.self_attn {DIFFERS}"):
         Target(model)
 
 
@@ -391,7 +309,7 @@ def test_a_model_that_chooses_blocks_takes_chains_only(count):
     """A node's place in its block is that of its position, and siblings have slots of their own."""
     skip_without("minimax_m3_vl_text")
     target = Target(choosing(build("minimax_m3_vl_text"), count))
-    with pytest.raises(ValueError, match="cannot read the window of a tree"):
+    with refused("cannot read the window of a tree"):
         target.check_trees()
 
 
@@ -400,7 +318,7 @@ def test_a_model_that_chooses_among_equal_scores_is_refused():
     model = choosing(build("deepseek_v32"), FEW)
     for layer in model.model.layers:
         layer.self_attn.indexer.weights_proj.weight.data[:] = 0.0
-    with pytest.raises(ValueError, match="cannot be decoded"):
+    with refused("cannot be decoded"):
         Target(model)
 
 
@@ -409,11 +327,11 @@ def test_the_self_test_finds_a_token_that_is_read_as_kept_before_it_is(monkeypat
     model = model_of("glm5_next")
     Target(model)
     monkeypatch.setattr(convolutions, "edit", lambda view, attention: None)
-    with pytest.raises(ValueError, match="cannot be decoded"):
+    with refused("cannot be decoded"):
         Target(choosing(model, FEW + 4))
     choosing(model, FEW)
 
 
 def test_layers_of_a_target_with_indexers_cannot_be_left_out():
-    with pytest.raises(ValueError, match="an indexer of another layer"):
+    with refused("an indexer of another layer"):
         SelfDrafter(model_of("glm_moe_dsa"), 3, layers=2)

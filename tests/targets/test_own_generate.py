@@ -8,6 +8,7 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
+from refusals import refused
 from torch import nn
 from transformers import LlamaForCausalLM, SuppressTokensLogitsProcessor
 
@@ -36,22 +37,25 @@ def everything(self, *args, **kwargs):
     return of_parent(self, "forward", *args, **kwargs)
 
 
-def ids_and_others(self, input_ids, **kwargs):
-    return of_parent(self, "forward", input_ids, **kwargs)
-
-
 def with_other_logits(self, *args, **kwargs):
     out = of_parent(self, "forward", *args, **kwargs)
     out.logits = out.logits + torch.linspace(0, 3, out.logits.shape[-1])
     return out
 
 
-@pytest.mark.parametrize("forward", [everything, ids_and_others, with_other_logits])
+FORWARDS = {
+    "everything": everything,
+    "ids_and_others": lambda self, input_ids, **more: everything(self, input_ids, **more),
+    "with_other_logits": with_other_logits,
+}
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "gemma3", "mistral_sliding", "gpt_oss"])
 def test_what_a_forward_does_not_name_is_passed_on(name, forward):
-    model = derived(name, forward=forward)
+    model = derived(name, forward=FORWARDS[forward])
     expected = text_of(model)
-    assert expected.equal(text_of(build(name))) == (forward is not with_other_logits)
+    assert expected.equal(text_of(build(name))) == (forward != "with_other_logits")
     generator = SpeculativeGenerator(model, ModelDrafter(perturbed(build(name)), 3))
     assert generator.generate(IDS, MASK, **GREEDY).sequences.equal(expected)
     assert text_of(model, custom_generate=generator).equal(expected)
@@ -68,6 +72,9 @@ def test_a_row_of_absolute_positions_stands_at_those_of_its_own():
 
 
 def test_a_class_derived_twice_and_a_draft_model_are_read_alike():
+    def with_keywords(self, input_ids=None, attention_mask=None, **kwargs):
+        return LlamaForCausalLM.forward(self, input_ids, attention_mask, **kwargs)
+
     model = derived(forward=everything)
     model.__class__ = type("Yours", (type(model),), {"forward": with_keywords})
     generator = SpeculativeGenerator(model, ModelDrafter(model, 3))
@@ -75,20 +82,12 @@ def test_a_class_derived_twice_and_a_draft_model_are_read_alike():
     assert generator.last_result.stats.acceptance_rate == 1
 
 
-def with_keywords(self, input_ids=None, attention_mask=None, **kwargs):
-    return everything_of_llama(self, input_ids, attention_mask, **kwargs)
-
-
-def everything_of_llama(self, *args, **kwargs):
-    return LlamaForCausalLM.forward(self, *args, **kwargs)
-
-
 def test_a_forward_that_drops_what_it_does_not_name_is_refused():
     def dropping(self, input_ids=None, attention_mask=None, cache=None, use_cache=None, **kwargs):
         own = {"attention_mask": attention_mask, "cache": cache, "use_cache": use_cache}
         return of_parent(self, "forward", input_ids, **own)
 
-    with pytest.raises(ValueError, match="Mine cannot be decoded"):
+    with refused("Mine cannot be decoded"):
         SpeculativeGenerator(derived(forward=dropping), None)
 
 
@@ -114,18 +113,19 @@ def method(change):
     return change(lambda self, *args, **options: of_parent(self, "generate", *args, **options))
 
 
-def without_gradients(generate):
-    """torch's decorator stands around it, as around HF's."""
-    return torch.no_grad()(suppressing(generate))
+CHANGES = {
+    "suppressing": suppressing,
+    "beginning": beginning,
+    # torch's decorator stands around it, as around HF's.
+    "without_gradients": lambda generate: torch.no_grad()(suppressing(generate)),
+    "named_alike": lambda generate: wraps(generate)(suppressing(generate)),
+}
 
 
-def named_alike(generate):
-    return wraps(generate)(suppressing(generate))
-
-
-@pytest.mark.parametrize("change", [suppressing, beginning, without_gradients, named_alike])
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("is_method", [True, False], ids=["class", "object"])
 def test_a_generate_of_its_own_is_the_one_to_call(change, is_method):
+    change = CHANGES[change]
     model = derived(generate=method(change)) if is_method else build("llama")
     if not is_method:
         model.generate = change(model.generate)
@@ -151,9 +151,7 @@ def test_a_generate_that_is_replaced_later_is_seen():
 
 
 def test_a_generate_of_its_own_that_changes_nothing_is_no_fault():
-    model = derived(
-        generate=lambda self, *args, **options: of_parent(self, "generate", *args, **options)
-    )
+    model = derived(generate=method(lambda generate: generate))
     generator = SpeculativeGenerator(model, None)
     assert generator.generate(IDS, MASK, **GREEDY).sequences.equal(text_of(model))
 
@@ -182,7 +180,7 @@ def test_a_wrapper_that_writes_other_text_than_its_model_is_refused(kind):
     for change in (suppressing, beginning):
         for make in (SpeculativeGenerator, ModelDrafter):
             more = (None,) if make is SpeculativeGenerator else ()
-            with pytest.raises(ValueError, match=f"and {kind.__name__} writes other text than the"):
+            with refused(f"and {kind.__name__} writes other text than the"):
                 make(kind(build("llama"), change), *more)
 
 
@@ -190,9 +188,7 @@ def test_a_wrapper_that_cannot_generate_is_refused():
     class Silent(AroundAsPeft):
         generate = None
 
-    with pytest.raises(
-        ValueError, match=r"Silent writes other text .*its generate raises TypeError"
-    ):
+    with refused("Silent writes other text .. its generate raises TypeError"):
         SpeculativeGenerator(Silent(build("llama"), lambda generate: None), None)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
+from target_laws import check_found, without_dense_masks
 
 from specdec import EagleDrafter, ModelDrafter, SpeculativeGenerator, Target
 from specdec.drafters import EagleHead
@@ -101,10 +102,5 @@ def test_a_model_with_a_fault_in_this_way_is_refused(raggedly, monkeypatch):
         return by_definition(query, keys, values, slots, options._replace(scale=scale))
 
     monkeypatch.setattr(ragged, "ragged_attention", larger_scale)
-    monkeypatch.setattr("specdec.targets.discovery._with_dense_mask", refused)
-    with pytest.raises(ValueError, match=r"self_attn differs from its plain"):
-        Target(build("llama"))
-
-
-def refused(model):
-    raise ValueError("not in this test")
+    without_dense_masks(monkeypatch)
+    check_found(build("llama"), monkeypatch, "self_attn differs from its plain")

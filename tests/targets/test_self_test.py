@@ -11,11 +11,11 @@ import torch
 import transformers
 from architectures import VOCAB, build
 from diagonal import case
+from target_laws import without_dense_masks
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from specdec import SpeculativeGenerator, Target
 from specdec.slots.cache import Window
-from specdec.targets import discovery
 from specdec.targets.attention import ATTENTION, slot_attention
 
 DEEP = {
@@ -108,10 +108,6 @@ def values_of_the_slot_before(states, options):
     return (query, key, value.roll(1, dims=2)), options
 
 
-def refused(model):
-    raise ValueError("not in this test")
-
-
 FAULTS = [
     sees_the_next_slot,
     misses_its_own_slot,
@@ -134,8 +130,7 @@ QUICK = [sees_the_next_slot, values_of_the_slot_before]
 )
 def test_one_fault_in_one_layer_of_a_deep_model_is_refused(fault, dtype, layer, monkeypatch):
     model = deep(1, dtype, spread=0.15)
-    # HF's own attention under a dense mask, which a model falls back to, has no such fault.
-    monkeypatch.setattr(discovery, "_with_dense_mask", refused)
+    without_dense_masks(monkeypatch)
     mapping = AttentionInterface._global_mapping
     monkeypatch.setitem(mapping, ATTENTION, faulty(lambda *case: case, layer))
     Target(model)

@@ -15,7 +15,7 @@ from scipy.signal import resample_poly
 
 from specdec.hf.prompts import auto_class
 from specdec.loading import find_pretrained, load_pretrained
-from specdec.results import SpeculationStats
+from specdec.statistics import SpeculationStats
 
 if TYPE_CHECKING:
     from specdec import SpeculativeGenerator
