@@ -1,5 +1,6 @@
 """Shared settings of the tests."""
 
+import gc
 import os
 import sys
 from importlib.util import find_spec
@@ -23,14 +24,16 @@ hypothesis.settings.load_profile("gate")
 
 
 def _dear_cases():
-    """Names of the cases in `dear.txt`, by the functions under which they stand there."""
+    """Names of the cases in `dear.txt`, by the functions under which they stand there. Examples of
+    docstrings stand there with the folder `specdec/`.
+    """
     function, names = "", set()
     for line in (Path(__file__).parent / "dear.txt").read_text().splitlines():
         if line.startswith("    "):
-            names.add(f"tests/{function}[{line[4:]}]")
+            names.add(f"{function}[{line[4:]}]")
         elif line and not line.startswith("#"):
-            function = line
-            names.add(f"tests/{function}")
+            function = line if line.startswith("specdec/") else f"tests/{line}"
+            names.add(function)
     return names
 
 
@@ -45,6 +48,12 @@ def pytest_collection_modifyitems(items):
             item.own_markers = [mark for mark in item.own_markers if mark.name != "smoke"]
 
 
+def pytest_collection_finish():
+    """Modules and tests stay until the end, so the garbage collector need not look at them."""
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
@@ -52,6 +61,7 @@ def pytest_runtest_setup(item):
 
 def pytest_configure(config):
     """Triton is there on Linux only; elsewhere modules that need it have no examples to try."""
+    gc.disable()  # until the tests are collected
     if find_spec("triton") is None:
         config.option.doctest_ignore_import_errors = True
 
