@@ -150,6 +150,23 @@ def _ways_to_draw_are_examined_once(request, monkeypatch, _draft_laws):
 
 
 @pytest.fixture(scope="session")
+def _tried_models():
+    """What the self-test found in this session, by kinds of models."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def _models_that_are_alike_are_tried_once(request, monkeypatch, _tried_models):
+    """A tenth of the time in these folders, none of which is about the self-test."""
+    if request.path.parent.name in ("drafters", "evaluation", "training", "checkpoints", "cli"):
+        from tried_models import tried_once
+
+        from specdec.targets import discovery
+
+        monkeypatch.setattr(discovery, "compare", tried_once(discovery.compare, _tried_models))
+
+
+@pytest.fixture(scope="session")
 def small(tmp_path_factory) -> str:
     """A folder of a small model with the zoo's tokenizer."""
     from architectures import build
