@@ -19,8 +19,8 @@ SEEN = "fault_of_trees", "returns_tuples", "has_streams"
 def _alike(model: PreTrainedModel, route: Route) -> tuple | None:
     """Equal for models that the self-test cannot tell apart; `None` where it may."""
     modules = modules_of(model)
-    hooks = [*hooks_of_all_modules(), *(table for m in modules for table in hooks_of(m))]
-    is_changed = any(hooks) or any("forward" in vars(m) for m in modules)
+    hooks = [table.values() for m in modules for table in hooks_of(m)]
+    is_changed = any(hooks_of_all_modules()) or any("forward" in vars(m) for m in modules)
     if is_changed or route.mixers or route.edits or has_own_code(model):
         return None
     plain = bool | int | float | str | None
@@ -29,7 +29,8 @@ def _alike(model: PreTrainedModel, route: Route) -> tuple | None:
     ]
     tensors = [(t.dtype, t.device, t.shape) for t in (*model.parameters(), *model.buffers())]
     way = route.attention, route.layer_windows, route.attention_modules, route.num_tried
-    words = model.config.to_json_string(), str(settings), str(tensors), str(way)
+    code = [[getattr(hook, "__qualname__", type(hook)) for hook in table] for table in hooks]
+    words = model.config.to_json_string(), *map(str, (settings, tensors, way, code))
     return type(model), model.config._attn_implementation, *words
 
 
