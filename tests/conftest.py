@@ -24,17 +24,17 @@ hypothesis.settings.load_profile("gate")
 
 
 def _dear_cases():
-    """Names of the cases in `dear.txt`, by the functions under which they stand there. Examples of
+    """The cases in `dear.txt` by function; none where all of a function are dear. Examples of
     docstrings stand there with the folder `specdec/`.
     """
-    function, names = "", set()
+    cases, function = {}, ""
     for line in (Path(__file__).parent / "dear.txt").read_text().splitlines():
         if line.startswith("    "):
-            names.add(f"{function}[{line[4:]}]")
+            cases[function].add(f"{line[4:]}]")
         elif line and not line.startswith("#"):
             function = line if line.startswith("specdec/") else f"tests/{line}"
-            names.add(function)
-    return names
+            cases[function] = set()
+    return cases
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -42,7 +42,8 @@ def pytest_collection_modifyitems(items):
     """Dear cases are `swept`. `-m smoke` runs of a table what runs by default."""
     dear = _dear_cases()
     for item in items:
-        if item.nodeid in dear:
+        function, _, name = item.nodeid.partition("[")
+        if function in dear and (not dear[function] or name in dear[function]):
             item.add_marker("swept")
         if any(map(item.get_closest_marker, ("swept", "slow", "gpu"))):
             item.own_markers = [mark for mark in item.own_markers if mark.name != "smoke"]
@@ -157,8 +158,8 @@ def _tried_models():
 
 @pytest.fixture(autouse=True)
 def _models_that_are_alike_are_tried_once(request, monkeypatch, _tried_models):
-    """A tenth of the time in these folders, none of which is about the self-test."""
-    if request.path.parent.name in ("drafters", "evaluation", "training", "checkpoints", "cli"):
+    """A tenth of the time of tests of drafters, none of which is about the self-test."""
+    if request.path.parent.name == "drafters":
         from tried_models import tried_once
 
         from specdec.targets import discovery
