@@ -131,7 +131,12 @@ def _ways_to_draw_are_examined_once(request, monkeypatch, _draft_laws):
     """A certificate of a rule begins with the way its drafts are drawn. That of the library, which
     nearly all rules have, is examined once in a session; where it is the subject, each time.
     """
-    files = "test_certify.py", "test_certify_foreign.py", "test_path_laws.py"
+    files = (
+        "test_certify.py",
+        "test_certify_doors.py",
+        "test_certify_foreign.py",
+        "test_path_laws.py",
+    )
     if request.path.name not in files and request.path.parent.name != "cli":
         return
     from specdec.lab.certificates.sampler import exact
