@@ -49,10 +49,15 @@ def pytest_collection_modifyitems(items):
             item.own_markers = [mark for mark in item.own_markers if mark.name != "smoke"]
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
     """Modules and tests stay until the end, so the garbage collector need not look at them."""
-    gc.freeze()
-    gc.enable()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_runtest_setup(item):
@@ -62,7 +67,6 @@ def pytest_runtest_setup(item):
 
 def pytest_configure(config):
     """Triton is there on Linux only; elsewhere modules that need it have no examples to try."""
-    gc.disable()  # until the tests are collected
     if find_spec("triton") is None:
         config.option.doctest_ignore_import_errors = True
 
