@@ -143,7 +143,7 @@ def inform(
     """
     if ids is None:
         vocab = model.config.get_text_config().vocab_size
-        ids = torch.randint(1, vocab, (256, 24), generator=torch.Generator().manual_seed(5))
+        ids = torch.randint(1, vocab, (64, 24), generator=torch.Generator().manual_seed(5))
     table = assistant.lm_head.weight.copy_(fitted(*outputs(assistant, model, ids, 3)))
     if assistant.masked_embedding is not None:
         centroids = assistant.masked_embedding.centroids.weight

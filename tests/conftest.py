@@ -1,5 +1,6 @@
 """Shared settings of the tests."""
 
+import gc
 import os
 import sys
 from importlib.util import find_spec
@@ -23,15 +24,17 @@ hypothesis.settings.load_profile("gate")
 
 
 def _dear_cases():
-    """Names of the cases in `dear.txt`, by the functions under which they stand there."""
-    function, names = "", set()
+    """The cases in `dear.txt` by function; none where all of a function are dear. Examples of
+    docstrings stand there with the folder `specdec/`.
+    """
+    cases, function = {}, ""
     for line in (Path(__file__).parent / "dear.txt").read_text().splitlines():
         if line.startswith("    "):
-            names.add(f"tests/{function}[{line[4:]}]")
+            cases[function].add(f"{line[4:]}]")
         elif line and not line.startswith("#"):
-            function = line
-            names.add(f"tests/{function}")
-    return names
+            function = line if line.startswith("specdec/") else f"tests/{line}"
+            cases[function] = set()
+    return cases
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -39,10 +42,22 @@ def pytest_collection_modifyitems(items):
     """Dear cases are `swept`. `-m smoke` runs of a table what runs by default."""
     dear = _dear_cases()
     for item in items:
-        if item.nodeid in dear:
+        function, _, name = item.nodeid.partition("[")
+        if function in dear and (not dear[function] or name in dear[function]):
             item.add_marker("swept")
         if any(map(item.get_closest_marker, ("swept", "slow", "gpu"))):
             item.own_markers = [mark for mark in item.own_markers if mark.name != "smoke"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Modules and tests stay until the end, so the garbage collector need not look at them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_runtest_setup(item):
@@ -120,7 +135,12 @@ def _ways_to_draw_are_examined_once(request, monkeypatch, _draft_laws):
     """A certificate of a rule begins with the way its drafts are drawn. That of the library, which
     nearly all rules have, is examined once in a session; where it is the subject, each time.
     """
-    files = "test_certify.py", "test_certify_foreign.py", "test_path_laws.py"
+    files = (
+        "test_certify.py",
+        "test_certify_doors.py",
+        "test_certify_foreign.py",
+        "test_path_laws.py",
+    )
     if request.path.name not in files and request.path.parent.name != "cli":
         return
     from specdec.lab.certificates.sampler import exact
@@ -137,6 +157,23 @@ def _ways_to_draw_are_examined_once(request, monkeypatch, _draft_laws):
         return _draft_laws[case]
 
     monkeypatch.setattr(exact, "examine_draft_law", once)
+
+
+@pytest.fixture(scope="session")
+def _tried_models():
+    """What the self-test found in this session, by kinds of models."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def _models_that_are_alike_are_tried_once(request, monkeypatch, _tried_models):
+    """A tenth of the time of tests of drafters, none of which is about the self-test."""
+    if request.path.parent.name == "drafters":
+        from tried_models import tried_once
+
+        from specdec.targets import discovery
+
+        monkeypatch.setattr(discovery, "compare", tried_once(discovery.compare, _tried_models))
 
 
 @pytest.fixture(scope="session")

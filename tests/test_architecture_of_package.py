@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,7 @@ def room_of(name: str) -> str:
 MODULES = {name_of(file) for file in FILES}
 
 
+@cache
 def imports_of(file: Path) -> list[tuple[int, str]]:
     """Line and module of every import of ours: lazy ones, those for type checkers, and modules that
     strings name (of `import_module`, of lazy tables, begun in f-strings), too.
@@ -64,7 +66,7 @@ def imports_of(file: Path) -> list[tuple[int, str]]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             name = node.value.rstrip(".")
-            names = [name] if name in MODULES - {"specdec"} else []
+            names = [name] if name in MODULES and name != "specdec" else []
         for name in names:
             if name.split(".")[0] == "specdec":
                 while name not in MODULES:

@@ -6,6 +6,7 @@ import ast
 import inspect
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,7 @@ OF_LIBRARIES = {name for one in LIBRARIES for name in dir(one) if private(name)}
 """Private names that objects of torch and transformers have."""
 
 
+@cache
 def own_names() -> set[str]:
     """Private names that files of the package define, or have a reason for, and no library has."""
     found = OF_NAMED_TUPLES | IN_FILES | PARTS_OF_NAMES | BUFFERS
@@ -122,7 +124,8 @@ for home, name in [
     delattr(home, name) if hasattr(home, name) else None
 import specdec
 for found in pkgutil.walk_packages(specdec.__path__, "specdec."):
-    if found.name.split(".")[1] in ("targets", "hf", "graphs", "loop", "certificates", "training"):
+    room = found.name.removeprefix("specdec.").removeprefix("lab.").split(".")[0]
+    if room in ("targets", "hf", "graphs", "loop", "certificates", "training"):
         importlib.import_module(found.name)
 from specdec import torch_names
 try:

@@ -75,18 +75,20 @@ def faults(entries: dict[str, dict]) -> list[str]:
     lacking, known = figures() - entries.keys(), figures(at_least=0)
     found = [f"{name} has no entry in docs/figures/made.toml" for name in sorted(lacking)]
     found += [f"{name} has an entry, and is not there" for name in sorted(entries.keys() - known)]
-    is_whole = has_history()
+    is_whole, is_ours = has_history(), cache(_is_ours)
     for name, entry in entries.items():
         for key in {"commit", "device", "command", "code"} - entry.keys():
             found.append(f"{name} has no {key}")
         gone = [path for path in entry.get("code", []) if not (ROOT / path).exists()]
         found += [f"{name}: {path}, of its code, does not exist" for path in gone]
-        if (
-            is_whole
-            and git("merge-base", "--is-ancestor", made := entry.get("commit", ""), "HEAD") is None
-        ):
+        if is_whole and not is_ours(made := entry.get("commit", "")):
             found.append(f"{name}: commit {made!r} is not in the history")
     return found
+
+
+def _is_ours(commit: str) -> bool:
+    """Whether a commit is in the history of HEAD."""
+    return git("merge-base", "--is-ancestor", commit, "HEAD") is not None
 
 
 def stale(entries: dict[str, dict]) -> dict[str, list[str]]:

@@ -113,7 +113,7 @@ def drafts_of(drafter, seed, *, dtype=torch.float64, **options):
 
 
 @pytest.mark.parametrize("name", WIRINGS)
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 9))
 @torch.no_grad()
 def test_every_draft_is_that_of_the_wiring_recomputed_without_cache(name, seed, width, chunk_size):
