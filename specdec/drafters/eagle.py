@@ -34,6 +34,7 @@ class EagleHead(FeatureHead):
     position t and predicts token t + 2. Every method works on any number of rows and tokens.
 
     Example:
+        >>> from specdec.drafters.eagle_config import EagleConfig
         >>> from specdec.drafters.head.layer_config import LayerConfig
         >>> config = EagleConfig("attention", LayerConfig(8, 16, 2, 2, 4), 9, 9, (1, 2, 3), 8)
         >>> head = EagleHead(config)

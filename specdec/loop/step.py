@@ -217,7 +217,7 @@ def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | 
         >>> from specdec import SpeculativeGenerator, zoo
         >>> own = SpeculativeGenerator(zoo.load_target(), "lookup")
         >>> state = own.start(torch.tensor([[5, 6, 7]]), max_new_tokens=4).state
-        >>> verdict = Verdict(torch.tensor([[5, 9, PAD_TOKEN]]), num_accepted=torch.tensor([1]))
+        >>> verdict = Verdict(torch.tensor([[5, 9, -1]]), num_accepted=torch.tensor([1]))
         >>> with torch.inference_mode():
         ...     commit(state, Draft(torch.tensor([[5, 6]])), verdict, None), state.buffer.root
         (tensor([False]), tensor([9]))
