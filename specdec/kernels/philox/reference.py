@@ -7,7 +7,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from specdec.kernels.philox.cpu import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS, philox_by_numpy
+from specdec.kernels.philox.cpu import (
+    KEY_STEPS,
+    MULTIPLIERS,
+    NUM_ROUNDS,
+    philox_by_numpy,
+    uniforms_by_numpy,
+)
 from specdec.kernels.types import suits_kernels
 
 _MASK = 0xFFFFFFFF
@@ -79,6 +85,13 @@ def step_uniforms(key: Tensor, position: Tensor, num_streams: int, width: int) -
         from specdec.kernels.philox import triton
 
         return triton.step_uniforms(key, position, num_streams, width)
+    if position.device.type == "cpu":
+        return uniforms_by_numpy(key, position, num_streams, width)
+    return uniforms_of_tensors(key, position, num_streams, width)
+
+
+def uniforms_of_tensors(key: Tensor, position: Tensor, num_streams: int, width: int) -> Tensor:
+    """The definition of `step_uniforms`, on any device."""
     rows, device = len(position), position.device
     counter = torch.zeros(rows, num_streams, width, 4, dtype=torch.long, device=device)
     counter[..., 0] = position[:, None, None]
