@@ -12,8 +12,8 @@ from torch import Tensor
 from specdec.kernels.types import Truncation
 
 
-def keep_candidates(scaled: Tensor, truncation: Truncation) -> Tensor:
-    """Scaled logits `[B, V]` or `[B, N, V]`, -inf where top-k, then top-p, then min-p drop them, as
+def keep_candidates(logits: Tensor, temperature: Tensor | None, truncation: Truncation) -> Tensor:
+    """Logits over the temperatures, -inf where top-k, then top-p, then min-p drop them, as
     `reference.find_cutoff` says.
 
     Masses are rounded to float32 from float64, so they do not depend on how many candidates other
@@ -21,9 +21,16 @@ def keep_candidates(scaled: Tensor, truncation: Truncation) -> Tensor:
     float32 rounding of 1 - top_p.
 
     Args:
-        scaled: in float32.
+        logits: `[B, V]` or `[B, N, V]`, in float32 or less.
+        temperature: as of `find_cutoff`.
         truncation: of rows that share their top-k.
+
+    Returns:
+        Float32 of the shape of `logits`.
     """
+    scaled = logits.float()
+    if temperature is not None:
+        scaled = scaled / temperature.float().view(-1, *[1] * (logits.dim() - 1))
     _, top_p, min_p, top_k, _ = truncation
     if top_p is not None or min_p is not None:
         return truncate_candidates(scaled, top_k, top_p, min_p)

@@ -65,7 +65,7 @@ def filter_params(
     if truncation.shares_top_k and suits_cpu(logits):
         from specdec.kernels.truncate.candidates import keep_candidates
 
-        kept = keep_candidates(scale(logits, temperature), truncation)
+        kept = keep_candidates(logits, temperature, truncation)
         return FilterParams(None, is_greedy, kept=kept)
     return FilterParams(temperature, is_greedy, find_cutoff(logits, temperature, truncation))
 
