@@ -135,7 +135,8 @@ files.checkpoints = lambda name: import_module(f"specdec.checkpoints.{name}")
 
 def __getattr__(name: str):
     # On first use: torch and transformers take seconds, for which `specdec --help` need not wait.
-    for room in (f"specdec.{name}", f"specdec.lab.{name}"):  # `from specdec import zoo`
+    # `from specdec import zoo`; first in the lab: older versions may have left an empty folder.
+    for room in (f"specdec.lab.{name}", f"specdec.{name}"):
         if find_spec(room):
             return import_module(room)
     for home, names in _HOMES.items():

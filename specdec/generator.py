@@ -454,7 +454,7 @@ class SpeculativeGenerator:
         if request.row_inputs:
             from specdec.request.row_inputs import read_by
 
-            request = read_by(request, target, self.drafter)
+            read_by(request, target, self.drafter)
         parts = Parts(self.target, self.drafter, self.sampler)
         reason = self._storages.why_eager(request, is_traced=trace)
         storage = self._storages.take(parts, request, why_eager=reason)

@@ -73,6 +73,15 @@ def test_a_name_in_two_rooms_is_one_object_and_every_name_exists():
 IMPORT = re.compile(r"^from (specdec(?:\.lab)?(?:\.\w+)?) import (\([^)]*\)|.*)$", re.MULTILINE)
 
 
+def test_a_folder_that_an_older_version_left_hides_no_room(tmp_path, monkeypatch):
+    (tmp_path / "zoo" / "__pycache__").mkdir(parents=True)
+    monkeypatch.setattr(specdec, "__path__", [*specdec.__path__, str(tmp_path)])
+    assert (
+        specdec.__getattr__("zoo").load_target
+        is importlib.import_module("specdec.lab.zoo").load_target
+    )
+
+
 def test_pages_and_notebooks_import_promised_names_from_rooms():
     modules = {module for room in ("specdec.lab", *ROOMS) for module in _modules_in(room)}
     modules |= {f"specdec.{room.rpartition('.')[2]}" for room in _modules_in("specdec.lab")}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from specdec.arguments import check_integer
 from specdec.drafters.tree import Tree
@@ -16,7 +16,6 @@ from specdec.settings import settings_of
 from specdec.types import Context, Draft, FeatureLayer, Verified
 
 if TYPE_CHECKING:
-    from specdec.request.source import Source
     from specdec.targets.prompt_inputs import PromptInputs
     from specdec.targets.target import Target
 
@@ -89,11 +88,6 @@ class Drafter(nn.Module, ABC):
             prompts: what the target reads of them.
             read: has another target read the prompts of the call (`Target.read_prompts`); `None`
                 where these cannot be read again.
-        """
-
-    def read_source(self, source: Source) -> Mapping[str, Tensor] | None:
-        """Row inputs `[B, ...]` that it makes itself of the source of an encoder-decoder's call,
-        and declares; `None` for nothing.
         """
 
     @abstractmethod

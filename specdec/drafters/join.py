@@ -108,23 +108,6 @@ class FirstMatch(Drafter):
         """The names of all drafters."""
         return tuple(dict.fromkeys(n for drafter in self.drafters for n in drafter.row_inputs))
 
-    def read_source(self, source: Any) -> dict[str, Any]:
-        """What each of the drafters makes of it.
-
-        Raises:
-            ValueError: two draft models have encoders.
-        """
-        found: dict[str, Any] = {}
-        for drafter in self.drafters:
-            rows = drafter.read_source(source) or {}
-            if rows.keys() & found.keys():
-                raise ValueError(
-                    "expected one draft model with an encoder, and FirstMatch has two, whose row "
-                    "inputs have the same names; join one of them"
-                )
-            found |= rows
-        return found
-
     @property
     def num_draft_tokens(self) -> int:
         """K, the largest of the drafters'."""

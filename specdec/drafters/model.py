@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +23,6 @@ from specdec.slots.cache import SlotCache
 from specdec.targets.prompt_inputs import PromptInputs
 from specdec.targets.target import MAX_VOCAB_PADDING, SlotModel, Target
 from specdec.types import Context, Draft
-
-if TYPE_CHECKING:
-    from specdec.request.source import Source
-
 
 OF_DRAFT = "draft_model."
 """Begins the names of row inputs that the draft model makes of a source by its own encoder."""
@@ -182,14 +178,10 @@ class ModelDrafter(TreeDrafter):
         prompts = read(self._reader)
         return prompts if prompts.is_causal else None
 
-    def read_source(self, source: Source) -> dict[str, Tensor] | None:
-        """Cross attention of a draft model that has an encoder, under names of its own."""
-        if not self._slot_model.reads_source:
-            return None
-        from specdec.request.source import rows_of_draft
-
-        rows = rows_of_draft(self._slot_model, source)
-        return {f"{OF_DRAFT}{name}": value for name, value in rows.items()}
+    @property
+    def source_reader(self) -> tuple[SlotModel, str] | None:
+        """The draft model where it has an encoder, and what names of its row inputs begin with."""
+        return (self._slot_model, OF_DRAFT) if self._slot_model.reads_source else None
 
     def prefill(self, context: Context, state: ModelDrafterState) -> None:
         """Reads the root and the new tokens; a recurrent model does not read the last yet."""

@@ -158,10 +158,6 @@ class WrappedDrafter(Drafter):
         """What the inner drafter reads."""
         return self.inner.read_prompts(prompts, read)
 
-    def read_source(self, source: Any) -> Any:
-        """What the inner drafter makes of it."""
-        return self.inner.read_source(source)
-
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> Any:

@@ -149,7 +149,8 @@ def fill(tree: Any, value: float) -> None:
 
 def copy_into(tree: Any, other: Any) -> None:
     """Copies every tensor of another tree into the tensor in its place; those of a host are sent
-    together, and nobody waits for them (`copy_from_host`).
+    together, and nobody waits for them (`copy_from_host`). One on torch's device `meta` has no
+    data, and nothing is copied.
 
     Raises:
         ValueError: a tensor of another shape, or another value of something that is no tensor;
@@ -168,7 +169,7 @@ def copy_into(tree: Any, other: Any) -> None:
             pairs.append((mine, theirs))
         elif isinstance(mine, Tensor) or isinstance(theirs, Tensor) or not _is_same(mine, theirs):
             raise ValueError(f"{path} is {_shown(mine)} and cannot take over {_shown(theirs)}")
-    pairs = [(mine, theirs) for mine, theirs in pairs if mine.data_ptr() != theirs.data_ptr()]
+    pairs = [(a, b) for a, b in pairs if not b.is_meta and a.data_ptr() != b.data_ptr()]
     if pairs:
         copy_from_host(*zip(*pairs, strict=True))
 

@@ -298,24 +298,25 @@ class StepState:
         """Writes a call of the state's signature into its tensors. Where it has fewer rows than the
         state, the others are inert: they have ended, so they commit nothing.
         """
-        num_real = len(request.lengths)
-        request = request.filled_to(self.signature.batch_size)
-        rows = len(request.lengths)
+        filled = request.filled_to(self.signature.batch_size)
+        rows = len(filled.lengths)
         self.buffer.load(
-            request.tokens,
-            request.lengths,
-            max_new_tokens=request.max_new_tokens,
-            eos=request.eos,
+            filled.tokens,
+            filled.lengths,
+            max_new_tokens=filled.max_new_tokens,
+            eos=filled.eos,
         )
-        self.buffer.remaining[num_real:] = 0
+        self.buffer.remaining[len(request.lengths) :] = 0
         values = (
-            LogitsFilter(rows, **request.logits_filter),
-            type(self.noise)(request.seeds or [0] * rows),
+            LogitsFilter(rows, **filled.logits_filter),
+            type(self.noise)(filled.seeds or [0] * rows),
         )
         # A masked slot has weight 0, but a NaN that a broken model left there would still be one.
         fill((self.cache, self.drafter_state, self.features), 0)
         mine = self.logits_filter, self.noise, self.cache.row_inputs
-        copy_into(mine, (*values, _inputs_of(request)))
+        copy_into(mine, (*values, _inputs_of(filled)))
+        if hasattr(request.row_inputs, "source"):
+            request.row_inputs.write(self.cache.row_inputs)
 
     @property
     def num_in_use(self) -> int:

@@ -69,18 +69,17 @@ def offsets_among(row_inputs: Mapping[str, Tensor]) -> Iterable[int]:
     return repeat(0) if offset is None else offset.tolist()
 
 
-def read_by(request: Any, target: Target, drafter: Any) -> Any:
-    """The call, with what its drafter makes of a source itself.
+def read_by(request: Any, target: Target, drafter: Any) -> None:
+    """Lets a drafter read the sources of a call, where it has any.
 
     Raises:
         TypeError: a name of a row input that neither of them declares.
     """
     if hasattr(request.row_inputs, "source"):
-        from specdec.request.source import with_drafters
+        from specdec.request.source import read_by_drafter
 
-        request = with_drafters(request, drafter)
+        read_by_drafter(request.row_inputs, drafter)
     refuse_unknown(request.row_inputs, (target, drafter))
-    return request
 
 
 def refuse_unknown(names: Iterable[str], parts: Sequence[Any]) -> None:
@@ -102,7 +101,7 @@ def row_inputs_of(
     if hasattr(given, "source"):
         from specdec.request.source import with_source
 
-        return with_source(given, row_inputs_of(target, given.others, rows, copies), rows)
+        return with_source(target, given, row_inputs_of(target, given.others, rows, copies), rows)
     # A drafter may declare an input of this name, of numbers, for a target without adapters.
     adapters = given.get("adapter") if isinstance(given, Mapping) else None
     if adapters is not None and ("adapter" in target.row_inputs or _are_names(adapters)):

@@ -5,7 +5,6 @@ the model's own `generate` reads it, becomes prompts of the decoder and row inpu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +13,11 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from specdec.arguments import shown
+from specdec.graphs.tree import modules_of
 from specdec.hf.encoders import prepared
 from specdec.hf.forward import CACHES, forward_arguments
 from specdec.targets import Target
-from specdec.targets.edits.cross import rows_of
+from specdec.targets.edits.cross import handed, unwritten, write
 from specdec.targets.source import SOURCE
 from specdec.targets.target import SlotModel
 
@@ -30,8 +30,14 @@ _OF_SOURCE = {"encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1
 """Settings of processors that read the ids of the source, with the value that does nothing."""
 
 
+MULTIPLE = 64
+"""Lengths of sources are filled up to a multiple of this: storage, and captured steps, are of one
+length.
+"""
+
+
 class Source(NamedTuple):
-    """Of one call.
+    """The sources of one call.
 
     Args:
         encoder: of the target.
@@ -42,18 +48,70 @@ class Source(NamedTuple):
     encoder: nn.Module
     parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
 
+    def read(self, model: SlotModel) -> tuple[Tensor, Tensor]:
+        """States `[B, S, E]`, and which of them there are, `[B, S]`, for the decoder of a model:
+        of its own encoder, or of the target's where that is the same.
+
+        Raises:
+            ValueError: a source is all padding; or the call brought what the target's encoder made,
+                and not what it was made of.
+        """
+        whole, found = model.model.whole, []
+        for given, made in self.parts:
+            if whole.get_encoder() is not self.encoder:
+                made = prepared(whole, _of_encoder(whole, given), is_whole=False)[1]
+            own = made["encoder_outputs"], made.get("attention_mask")
+            found.append(handed(model.step_view, *own))
+        length = -(-max(seen.shape[1] for _, seen in found) // MULTIPLE) * MULTIPLE
+        states = [F.pad(x, (0, 0, 0, length - x.shape[1])) for x, _ in found]
+        seen = [F.pad(x, (0, length - x.shape[1])) for _, x in found]
+        return torch.cat(states), torch.cat(seen)
+
+    def ids(self, length: int) -> Tensor | None:
+        """`[B, length]`, 0 behind each source; `None` for what is no text."""
+        found = []
+        for given, made in self.parts:
+            ids = given.get("input_ids")
+            if ids is None or ids.shape[1:] != made["encoder_outputs"][0].shape[1:2]:
+                return None
+            found.append(F.pad(ids, (0, length - ids.shape[1])))
+        return torch.cat(found)
+
 
 class SourceRows(dict):
-    """Row inputs of a call, and the source that some of them were made of.
+    """Row inputs of a call that brings sources: what it brought besides, and what models read of
+    the sources. Keys and values of the cross attention are shapes here, without data: they are
+    written where steps read them, and stand nowhere else.
 
-    Attributes:
-        others: those that the call brought itself.
+    Args:
+        others: what it brought besides.
+        source: of the call.
+        rows: of the call, so many of each source after the other.
     """
 
-    def __init__(self, rows: Mapping[str, Any], source: Source):
-        super().__init__(rows)
-        self.source = source
-        self.others = {name: value for name, value in rows.items() if name not in SOURCE}
+    def __init__(self, others: Mapping[str, Any], source: Source, rows: int = 0):
+        super().__init__(others)
+        self.others, self.source, self._rows = others, source, rows
+        self._written: dict[str, tuple[SlotModel, Tensor]] = {}
+
+    def __reduce__(self) -> tuple:
+        return dict, (dict(self.others),)
+
+    def read_by(self, model: SlotModel, prefix: str = "") -> None:
+        """Adds what the decoder of a model reads, under names with this prefix."""
+        states, seen = self.source.read(model)
+        cache, mask, ids = (f"{prefix}{name}" for name in SOURCE)
+        self[cache] = unwritten(model.step_view, states, self._rows)
+        self[mask] = seen.repeat_interleave(self._rows // len(seen), dim=0)
+        self._written[cache] = model, states
+        if not prefix and (text := self.source.ids(seen.shape[1])) is not None:
+            text = text.repeat_interleave(self._rows // len(text), dim=0)
+            self[ids] = torch.where(self[mask], text, -1)
+
+    def write(self, tables: Mapping[str, Tensor]) -> None:
+        """Writes keys and values into the tables of a batch that has these rows first."""
+        for name, (model, states) in self._written.items():
+            write(model.step_view, states, tables[name][: self._rows])
 
 
 def native(
@@ -89,9 +147,8 @@ def native(
     config = {name: options[name] for name in ("generation_config",) if options.get(name)}
     is_whole = "decoder_input_ids" not in given
     ids, found = prepared(whole, {**given, **config}, is_whole=is_whole)
-    rows = _rows(target, given, found)
     source = Source(whole.get_encoder(), [(given, found)])
-    options["row_inputs"] = SourceRows({**(options.get("row_inputs") or {}), **rows}, source)
+    options["row_inputs"] = SourceRows(options.get("row_inputs") or {}, source)
     mask = found.get("decoder_attention_mask")
     return ids, torch.ones_like(ids) if mask is None else mask, options
 
@@ -145,8 +202,7 @@ def through_hook(
         given[call["model_input_name"]] = inputs
         if mask is not None:  # HF has added rows to it, and not to the others
             given["attention_mask"] = mask[:: len(mask) // len(inputs)]
-    source = Source(target.model.whole.get_encoder(), [(given, model_kwargs)])
-    rows = SourceRows(_rows(target, given, model_kwargs), source)
+    rows = SourceRows({}, Source(target.model.whole.get_encoder(), [(given, model_kwargs)]))
     own = {n: v for n, v in model_kwargs.items() if n not in ("encoder_outputs", "attention_mask")}
     return {n.removeprefix("decoder_"): value for n, value in own.items()}, rows
 
@@ -160,7 +216,7 @@ def _by_rows(
         TypeError, ValueError: another number of rows, or a row without a source.
     """
     given = dict(options["row_inputs"])
-    whole, rows, parts, tables = target.model.whole, given.pop("prompt"), [], []
+    whole, rows, parts = target.model.whole, given.pop("prompt"), []
     if not isinstance(ids, Tensor) or ids.dim() != 2 or len(rows) != len(ids):
         raise ValueError(
             f"row_inputs['prompt'] has the sources of {len(rows)} rows, so input_ids must be the "
@@ -168,32 +224,9 @@ def _by_rows(
         )
     for row in rows:
         own = {n: _on(v, target.device) for n, v in row.items() if not n.startswith("decoder_")}
-        found = prepared(whole, own, is_whole=False)[1]
-        parts.append((own, found))
-        tables.append(_rows(target, own, found))
-    source = Source(whole.get_encoder(), parts)
-    options["row_inputs"] = SourceRows({**given, **_joined(tables)}, source)
+        parts.append((own, prepared(whole, own, is_whole=False)[1]))
+    options["row_inputs"] = SourceRows(given, Source(whole.get_encoder(), parts))
     return ids, mask, options
-
-
-def _joined(tables: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Row inputs of several batches of sources, filled up to the longest."""
-    if len(tables) == 1:
-        return dict(tables[0])
-    most = max(one["source_mask"].shape[1] for one in tables)
-    fills = {"source_mask": False, "source_ids": -1}
-
-    def filled(name: str, table: Tensor, missing: int) -> Tensor:
-        sides = (0, missing) if name in fills else (0, 0, 0, missing)
-        return F.pad(table, sides, value=fills.get(name, 0))
-
-    lengths = [most - one["source_mask"].shape[1] for one in tables]
-    return {
-        name: torch.cat(
-            [filled(name, one[name], n) for one, n in zip(tables, lengths, strict=True)]
-        )
-        for name in tables[0]
-    }
 
 
 def _from_the_left(ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
@@ -218,41 +251,16 @@ def _on(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value
 
 
-@torch.no_grad()
-def _rows(target: Target, given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Row inputs of what HF has prepared; ids of the source, where it is a text."""
-    mask = found.get("attention_mask")
-    rows = rows_of(target.step_view, found["encoder_outputs"], mask)
-    ids = given.get("input_ids")
-    if ids is not None and ids.dim() == 2 and ids.shape[1] == found["encoder_outputs"][0].shape[1]:
-        ids = ids.repeat_interleave(len(rows[SOURCE[0]]) // len(ids), dim=0)
-        seen = rows["source_mask"][:, : ids.shape[1]]
-        ids = torch.where(seen, ids, -1)
-        rows["source_ids"] = F.pad(ids, (0, rows["source_mask"].shape[1] - ids.shape[1]), value=-1)
-    return rows
-
-
-def rows_of_draft(draft: SlotModel, source: Source) -> dict[str, Tensor]:
-    """Row inputs of a draft model with an encoder: its own, or that of the target, which has run.
-
-    Raises:
-        ValueError: the call brought what the target's encoder made, and not what it was made of.
-    """
-    whole, tables = draft.model.whole, []
+def _of_encoder(whole: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs for the encoder of a draft model, of what the call brought for the target's."""
     names = {whole.main_input_name, "inputs_embeds"}
-    for inputs, found in source.parts:
-        if whole.get_encoder() is not source.encoder:
-            given = {n: v for n, v in inputs.items() if n in {*names, "attention_mask"}}
-            if not given.keys() & names:
-                raise ValueError(
-                    f"the draft model has an encoder of its own, and the call brought "
-                    f"encoder_outputs of the target's; pass {whole.main_input_name}, or let both "
-                    "have one encoder (draft.model.encoder = target.model.encoder)"
-                )
-            found = prepared(whole, given, is_whole=False)[1]
-        own = found["encoder_outputs"], found.get("attention_mask")
-        tables.append(rows_of(draft.step_view, *own))
-    return _joined(tables)
+    if not given.keys() & names:
+        raise ValueError(
+            "the draft model has an encoder of its own, and the call brought encoder_outputs of "
+            f"the target's; pass {whole.main_input_name}, or let both have one encoder "
+            "(draft.model.encoder = target.model.encoder)"
+        )
+    return {name: given[name] for name in given.keys() & {*names, "attention_mask"}}
 
 
 def _refuse_processors(config: Any, of_model: Any) -> None:
@@ -270,19 +278,26 @@ def _refuse_processors(config: Any, of_model: Any) -> None:
             )
 
 
-def with_source(given: SourceRows, others: Mapping[str, Tensor], rows: int) -> SourceRows:
-    """Row inputs of so many rows: others, and those of the source, which stay on the device."""
-    own = {name: given[name] for name in SOURCE if name in given}
-    own = {name: value.repeat_interleave(rows // len(value), dim=0) for name, value in own.items()}
-    return SourceRows({**others, **own}, given.source)
+def with_source(
+    target: Target, given: SourceRows, others: Mapping[str, Tensor], rows: int
+) -> SourceRows:
+    """Row inputs of so many rows: others, and what the target reads of the sources."""
+    found = SourceRows(others, given.source, rows)
+    found.read_by(target)
+    return found
 
 
-def with_drafters(request: Any, drafter: Any) -> Any:
-    """The call with the row inputs that a drafter makes of the source itself."""
-    rows = request.row_inputs
-    more = drafter.read_source(rows.source)
-    if not more or more.keys() <= rows.keys():
-        return request
-    copies = len(request.lengths) // len(next(iter(more.values())))
-    more = {name: value.repeat_interleave(copies, dim=0) for name, value in more.items()}
-    return replace(request, row_inputs=SourceRows({**rows, **more}, rows.source))
+def read_by_drafter(rows: SourceRows, drafter: nn.Module) -> None:
+    """Adds what a draft model with an encoder reads of the sources.
+
+    Raises:
+        ValueError: two draft models have encoders.
+    """
+    parts = [part for part in modules_of(drafter) if getattr(part, "source_reader", None)]
+    if len(parts) > 1:
+        raise ValueError(
+            f"expected one draft model with an encoder, and {type(drafter).__name__} has "
+            f"{len(parts)}, whose row inputs have the same names; join one of them"
+        )
+    for part in parts:
+        rows.read_by(*part.source_reader)

@@ -20,10 +20,10 @@ from transformers.modeling_outputs import BaseModelOutput
 from specdec.hf.encoders import cross_attentions, is_composite, position_tables
 from specdec.hf.forward import cache_argument
 
-SOURCE = "source_keys", "source_values", "source_mask", "source_ids"
-"""Names of row inputs: keys and values `[B, layers, heads, S, width]` of the cross attention, which
-positions of the source there are, `[B, S]` bool, and their ids `[B, S]` where the source is text,
--1 where there is none."""
+SOURCE = "source_cache", "source_mask", "source_ids"
+"""Names of row inputs: keys and values of the cross attention, `[B, layers, 2, heads, S, width]`,
+which positions of the source there are, `[B, S]` bool, and their ids `[B, S]` where the source is
+text, -1 where there is none."""
 
 
 class CausalDecoder(PreTrainedModel, GenerationMixin):

@@ -84,6 +84,12 @@ def test_a_tree_is_copied_into_another_one_of_its_structure_or_not_at_all():
         copy_into(LogitsFilter(2), LogitsFilter(2, temperature=[0.0, 1.0]))
 
 
+def test_a_tensor_without_data_is_not_copied():
+    mine = {"a": torch.ones(2), "b": torch.ones(2)}
+    copy_into(mine, {"a": torch.empty(2, device="meta"), "b": torch.zeros(2)})
+    assert (mine["a"].tolist(), mine["b"].tolist()) == ([1, 1], [0, 0])
+
+
 def test_storage_counts_once_however_many_tensors_share_it():
     store = torch.zeros(4, 8)
     assert size_bytes({"store": store, "views": [store[:2], store.T], "own": store + 1}) == 2 * 128

@@ -1,5 +1,8 @@
 """What calls of encoder-decoders bring, natively and through HF's hook, and what is not read."""
 
+import gc
+import pickle
+
 import pytest
 import torch
 import transformers
@@ -7,6 +10,8 @@ from encoder_decoders import build_whole, kept_whole, sources
 from transformers import GenerationConfig, GenerationMixin
 
 from specdec import ModelDrafter, SpeculativeGenerator, Target, evaluate
+from specdec.graphs.tree import parts_of
+from specdec.slots.cache import SlotCache
 
 OPTIONS = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": []}
 LENGTHS = 12, 5
@@ -118,6 +123,42 @@ def test_several_samples_of_each_source():
     )
     coupled = GenerationMixin.generate(model, **batch, **own, **twice)
     assert coupled.shape == found.shape
+
+
+def stores_of(num_bytes):
+    """Addresses of the storage of so many bytes or more that Python's tensors have."""
+    alive = [one for one in gc.get_objects() if type(one) is torch.Tensor and not one.is_meta]
+    stores = [one.untyped_storage() for one in alive]
+    return {store.data_ptr() for store in stores if store.nbytes() >= num_bytes}
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "model"])
+def test_keys_and_values_of_the_cross_attention_stand_once_and_leave_with_the_call(drafter):
+    size = 12 * 2 * 3 * 64 * 32 * 4  # rows, keys and values, layers, positions, width
+    batch, _ = sources(kept_whole("whisper"), *[1] * 12)
+    drafter = ModelDrafter(build_whole("whisper", seed=1)) if drafter == "model" else drafter
+    generator, before = generator_of("whisper", drafter), stores_of(size // 2)
+    generation = generator.start(**batch, **OPTIONS)
+    made, state = stores_of(size // 2) - before, generation.state
+    tables = [x for n, x in state.cache.row_inputs.items() if n.endswith("source_cache")]
+    assert [table.nbytes for table in tables] == [size] * (1 if drafter == "lookup" else 2)
+    slots = [store for cache in parts_of(state, SlotCache) for store in cache.stores]
+    assert made == {one.untyped_storage().data_ptr() for one in (*tables, *slots)}
+    generation.close()
+    result = generator.generate(**batch, **OPTIONS)
+    assert pickle.loads(pickle.dumps(result.row_inputs)) == {}
+    del generation, generator, tables, slots, state
+    assert not stores_of(size // 2) - before
+
+
+def test_rows_that_fill_a_captured_batch_have_no_source():
+    model = kept_whole("bart")
+    batch, _ = sources(model, 12, 5, 9)
+    drafter = ModelDrafter(build_whole("bart", seed=1), 2)
+    generator = SpeculativeGenerator(Target(model), drafter, graphs=True)
+    found = generator.generate(**batch, **OPTIONS, check=True)
+    assert found.sequences.equal(hf_text(model, **batch))
+    assert generator.explain().count("captured in") > 0
 
 
 def test_settings_that_read_the_source_run_through_the_hook():

@@ -276,24 +276,24 @@ def test_coupled_samples_are_those_of_plain_decoding():
     assert texts[0].equal(texts[1])
 
 
-def one_for_all(keys, values, mask):
-    return keys[:1].expand_as(keys), values[:1].expand_as(values), mask
+def one_for_all(table, mask):
+    return table[:1].expand_as(table), mask
 
 
-def without_mask(keys, values, mask):
-    return keys, values, torch.ones_like(mask)
+def without_mask(table, mask):
+    return table, torch.ones_like(mask)
 
 
-def shifted(keys, values, mask):
-    return keys.roll(1, dims=3), values.roll(1, dims=3), mask
+def shifted(table, mask):
+    return table.roll(1, dims=4), mask
 
 
-def values_shifted(keys, values, mask):
-    return keys, values.roll(1, dims=3), mask
+def values_shifted(table, mask):
+    return torch.stack([table[:, :, 0], table[:, :, 1].roll(1, dims=3)], dim=2), mask
 
 
-def of_the_next_layer(keys, values, mask):
-    return keys.roll(1, dims=1), values, mask
+def of_the_next_layer(table, mask):
+    return torch.stack([table[:, :, 0].roll(1, dims=1), table[:, :, 1]], dim=2), mask
 
 
 FAULTS = one_for_all, without_mask, shifted, values_shifted, of_the_next_layer

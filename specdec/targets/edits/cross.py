@@ -31,11 +31,6 @@ from specdec.slots.cache import Window
 from specdec.targets.source import SOURCE, CausalDecoder
 from specdec.targets.view import wrap_forward
 
-MULTIPLE = 64
-"""Lengths of sources are filled up to a multiple of this: storage, and captured steps, are of one
-length.
-"""
-
 
 def edit(view: PreTrainedModel, attention: str | None = None) -> None:
     """Makes the decoder of a private view read what a window says of its rows' sources."""
@@ -71,56 +66,66 @@ def notes(model: CausalDecoder) -> list[tuple[str, str]]:
     return [("source", text)]
 
 
-@torch.no_grad()
-def rows_of(view: CausalDecoder, encoder_outputs: Any, mask: Tensor | None) -> dict[str, Tensor]:
-    """Row inputs of sources: keys, values and mask, on the model's device.
-
-    Args:
-        view: that was edited.
-        encoder_outputs: of the whole model's encoder.
-        mask: `[B, ...]` of its inputs, HF's `attention_mask`; `None` for none.
+def unwritten(view: CausalDecoder, states: Tensor, rows: int) -> Tensor:
+    """The shape of `SOURCE`'s cache for so many rows, of sources with states `[B, S, E]`: a tensor
+    without data, on torch's device `meta`.
     """
-    states, seen = _handed(view, encoder_outputs, mask)
-    rows, length = states.shape[:2]
-    seen = states.new_ones(rows, length) if seen is None else seen
-    counts = (seen != 0).sum(dim=1).tolist()
-    if 0 in counts:
-        raise ValueError(
-            f"row {counts.index(0)} of the source is all padding; every source needs at least one "
-            "token"
-        )
-    missing = -length % MULTIPLE
-    states, seen = F.pad(states, (0, 0, 0, missing)), F.pad(seen, (0, missing)) != 0
-    keys, values = [], []
-    for cross in cross_attentions(view.decoder):
-        for into, project in ((keys, cross.key), (values, cross.value)):
-            into.append(_by_head(project(states), cross))
-    tables = torch.stack(keys, dim=1), torch.stack(values, dim=1), seen
-    return dict(zip(SOURCE, tables, strict=False))
+    layers = cross_attentions(view.decoder)
+    one = _by_head(layers[0].key(states[:1, :1]), layers[0])
+    shape = rows, len(layers), 2, one.shape[1], states.shape[1], one.shape[3]
+    return torch.empty(shape, dtype=one.dtype, device="meta")
 
 
+def write(view: CausalDecoder, states: Tensor, table: Tensor) -> None:
+    """Writes keys and values of states `[B, S, E]` into a table of that shape, as many rows of each
+    source as it has: layer by layer, so that nothing of it stands twice.
+    """
+    for index, cross in enumerate(cross_attentions(view.decoder)):
+        for kind, project in enumerate((cross.key, cross.value)):
+            made = _by_head(project(states), cross)
+            table[:, index, kind].unflatten(0, (len(states), -1)).copy_(made[:, None])
+
+
+@torch.no_grad()
 def rows_of_trial(model: CausalDecoder, view: CausalDecoder, texts: Tensor) -> dict[str, Tensor]:
-    """The same of the sources of a self-test's texts, by an edited view of the model."""
-    return rows_of(view, *view.trial_source(texts).values())
+    """Row inputs of the sources of a self-test's texts, by an edited view of the model."""
+    states, seen = handed(view, *view.trial_source(texts).values())
+    table = torch.zeros_like(unwritten(view, states, len(states)), device=states.device)
+    write(view, states, table)
+    return dict(zip(SOURCE, (table, seen), strict=False))
 
 
 class _HandedError(Exception):
     """The decoder was reached, and need not run."""
 
 
-def _handed(
-    view: CausalDecoder, encoder_outputs: Any, mask: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """States `[B, S, E]` and mask `[B, S]`, as the whole model hands them to its decoder."""
+@torch.no_grad()
+def handed(view: CausalDecoder, encoder_outputs: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """States `[B, S, E]` and mask `[B, S]` bool, as the whole model hands them to its decoder.
+
+    Args:
+        view: that was edited.
+        encoder_outputs: of the whole model's encoder.
+        mask: `[B, ...]` of its inputs, HF's `attention_mask`; `None` for none.
+
+    Raises:
+        ValueError: a source is all padding.
+    """
     view.running.reads_source = True
     ids = torch.zeros(len(encoder_outputs[0]), 1, dtype=torch.long, device=view.device)
     try:
         CausalDecoder.forward(view, ids, encoder_outputs=encoder_outputs, source_mask=mask)
     except _HandedError as found:
-        return found.args
+        states, seen = found.args
     finally:
         view.running.reads_source = False
-    raise ValueError(f"{type(view.whole).__name__} does not run its decoder; use HF generate")
+    seen = states.new_ones(states.shape[:2]) != 0 if seen is None else seen != 0
+    if not bool(seen.any(dim=1).all()):
+        raise ValueError(
+            f"row {seen.any(dim=1).tolist().index(False)} of the source is all padding; every "
+            "source needs at least one token"
+        )
+    return states, seen
 
 
 def _decode(view: CausalDecoder, forward: Callable, *args: Any, **own: Any) -> Any:
@@ -148,21 +153,16 @@ def _attend(
     window = view.running.window
     if window is None:
         return forward(hidden_states, *args, **own)
-    keys, values, mask = _read(window.on(hidden_states.device))
+    table, mask = _read(window.on(hidden_states.device))
     query = _by_head(cross.query(hidden_states), cross)
-    out = F.scaled_dot_product_attention(
-        query,
-        keys[:, index],
-        values[:, index],
-        attn_mask=mask[:, None, None],
-        scale=cross.module.scaling,
-    )
+    own = {"attn_mask": mask[:, None, None], "scale": cross.module.scaling}
+    out = F.scaled_dot_product_attention(query, *table[:, index].unbind(1), **own)
     out = cross.out(out.transpose(1, 2).flatten(2))
     return (out, *[None] * (cross.num_returned - 1))
 
 
-def _read(window: Window) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys, values and mask of a window's rows.
+def _read(window: Window) -> tuple[Tensor, Tensor]:
+    """Keys and values, and mask, of a window's rows.
 
     Raises:
         ValueError: nobody has brought a source.
@@ -174,7 +174,7 @@ def _read(window: Window) -> tuple[Tensor, Tensor, Tensor]:
             "the call brought none; call generator.generate(input_ids, attention_mask) of the "
             "source, or with input_features; a draft model with an encoder needs a target with one"
         )
-    return rows[SOURCE[0]], rows[SOURCE[1]], rows[SOURCE[2]]
+    return rows[SOURCE[0]], rows[SOURCE[1]]
 
 
 def _by_head(states: Tensor, cross: CrossAttention) -> Tensor:
