@@ -75,7 +75,9 @@ def find_faults(told: Mapping[str, np.ndarray], vocab_size: int) -> np.ndarray:
     rows, along, is_off = None, drafted, False
     if width:
         if "path" in told:
-            rows, along, is_off = _along_path(told)
+            from specdec.loop.tree_path import along_path
+
+            rows, along, is_off = along_path(told)
             is_late = (told["parents"] < -1) | (told["parents"] >= index[:width])
             wrong[Fault.PARENT] = is_drafted & is_late
             wrong[Fault.NUM_ACCEPTED] |= num_accepted > depth
@@ -102,18 +104,6 @@ def find_faults(told: Mapping[str, np.ndarray], vocab_size: int) -> np.ndarray:
 def _is_outside(ids: np.ndarray, vocab_size: int) -> np.ndarray:
     """Bool, where ids are none of the vocabulary; negative ones are large without their sign."""
     return ids.view(np.uint64) >= vocab_size
-
-
-def _along_path(told: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of trees the rows of the window on the path `[B, D + 1]`, the draft tokens there `[B, D]`,
-    and which of them do not follow the one before.
-    """
-    path, parents, drafted = told["path"], told["parents"], told["drafted"]
-    width = drafted.shape[1]
-    rows, nodes = path.clip(0, width), (path[:, 1:] - 1).clip(0, width - 1)
-    follows = np.take_along_axis(parents, nodes, axis=1) + 1 == path[:, :-1]
-    is_off = ~follows | (path[:, 1:] < 1) | (path[:, 1:] > told["num_valid"][:, None])
-    return rows, np.take_along_axis(drafted, nodes, axis=1), is_off
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,5 @@
-"""Philox on a CPU, by NumPy: one operation to torch's dispatcher in place of 104, or of 120 for the
-uniforms of a step, which takes a third of their time over few counters.
+"""The uniforms of a step on a CPU, by NumPy: one operation to torch's dispatcher in place of 120,
+in a third of their time.
 """
 
 import numpy as np
@@ -17,23 +17,6 @@ _KEY_STEPS = np.outer(np.arange(NUM_ROUNDS, dtype=np.uint64), np.array(KEY_STEPS
 
 # One operation to the dispatcher, so that `no_host_sync` on a CPU checks the step that a GPU would
 # run: NumPy reads the memory of its arguments.
-@torch.library.custom_op("specdec::philox", mutates_args=(), device_types="cpu")
-def philox_by_numpy(counter: Tensor, key: Tensor) -> Tensor:
-    """As `reference.philox_of_tensors`."""
-    words, seeds = (
-        np.ascontiguousarray(np.moveaxis(table.numpy().view(np.uint64), -1, 0))
-        for table in (counter, key)
-    )
-    mixed = np.stack(_mixed(words[0::2], words[1::2], seeds), axis=1)  # [2, 2, ...]
-    mixed = np.moveaxis(mixed.reshape(4, *mixed.shape[2:]), 0, -1)
-    return torch.from_numpy(np.ascontiguousarray(mixed).view(np.int64))
-
-
-@philox_by_numpy.register_fake
-def _(counter: Tensor, key: Tensor) -> Tensor:
-    return counter.new_empty(*torch.broadcast_shapes(counter.shape[:-1], key.shape[:-1]), 4)
-
-
 @torch.library.custom_op("specdec::step_uniforms", mutates_args=(), device_types="cpu")
 def uniforms_by_numpy(key: Tensor, position: Tensor, num_streams: int, width: int) -> Tensor:
     """As `reference.uniforms_of_tensors`."""
@@ -43,7 +26,7 @@ def uniforms_by_numpy(key: Tensor, position: Tensor, num_streams: int, width: in
     odd[0] = np.arange(width)
     even[1] = np.arange(num_streams)[:, None]
     seeds = key.numpy().view(np.uint64).T.repeat(count, axis=1)  # [2, rows * count]
-    even, odd = _mixed(even.reshape(2, -1), odd.reshape(2, -1), seeds)
+    even, odd = mixed(even.reshape(2, -1), odd.reshape(2, -1), seeds)
     bits = (even[0] << _KEPT_HIGH) | (odd[0] >> _DROPPED_LOW)
     uniforms = bits * 2.0**-52  # of 52 bits, which float64 holds exactly
     return torch.from_numpy(uniforms.reshape(rows, num_streams, width))
@@ -54,7 +37,7 @@ def _(key: Tensor, position: Tensor, num_streams: int, width: int) -> Tensor:
     return key.new_empty(len(position), num_streams, width, dtype=torch.float64)
 
 
-def _mixed(even: np.ndarray, odd: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def mixed(even: np.ndarray, odd: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The words (0, 2) and (1, 3) of counters `[2, ...]` after all rounds with seeds `[2, ...]`."""
     trailing = [1] * (even.ndim - 1)
     multipliers = _MULTIPLIERS.reshape(2, *trailing)

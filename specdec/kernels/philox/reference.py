@@ -7,13 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from specdec.kernels.philox.cpu import (
-    KEY_STEPS,
-    MULTIPLIERS,
-    NUM_ROUNDS,
-    philox_by_numpy,
-    uniforms_by_numpy,
-)
+from specdec.kernels.philox.cpu import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS, uniforms_by_numpy
 from specdec.kernels.types import suits_kernels
 
 _MASK = 0xFFFFFFFF
@@ -42,6 +36,8 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
         ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
     """
     if counter.device.type == "cpu":
+        from specdec.kernels.philox.words import philox_by_numpy
+
         return philox_by_numpy(counter, key)
     return philox_of_tensors(counter, key)
 
