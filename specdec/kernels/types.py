@@ -39,6 +39,8 @@ class FilterParams(NamedTuple):
         is_greedy: `[B]` bool, rows whose distribution is one-hot on the largest logit, the lowest
             id among equals; `None` is no row.
         cutoff: tokens below it have probability 0; `None` keeps all.
+        kept: of the logits' shape, these over the temperature and -inf where truncation drops them,
+            in the place of a cutoff; only on a CPU. `None` where there is none.
 
     Example:
         >>> from specdec.kernels import filtered_probs
@@ -52,6 +54,7 @@ class FilterParams(NamedTuple):
     temperature: Tensor | None = None
     is_greedy: Tensor | None = None
     cutoff: Cutoff | None = None
+    kept: Tensor | None = None
 
 
 class Truncation(NamedTuple):
@@ -62,12 +65,14 @@ class Truncation(NamedTuple):
         top_p: `[B]` float64 in 0..1, 1 keeps all.
         min_p: `[B]` float64 in 0..1, 0 keeps all.
         max_top_k: the largest `top_k`, a number on the host.
+        shares_top_k: whether the host knows that it is that of every row.
     """
 
     top_k: Tensor | None = None
     top_p: Tensor | None = None
     min_p: Tensor | None = None
     max_top_k: int = 0
+    shares_top_k: bool = False
 
 
 class VerifyUniforms(NamedTuple):

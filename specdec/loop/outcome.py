@@ -62,47 +62,47 @@ def find_faults(told: Mapping[str, np.ndarray], vocab_size: int) -> np.ndarray:
     num_drafted = told["num_drafted"]
     width, depth = drafted.shape[1], emitted.shape[1] - 1
     index = np.arange(max(width, depth) + 1)
-    is_accepted = index[:depth] < num_accepted[:, None]
-    is_emitted = index[: depth + 1] <= num_accepted[:, None].clip(min=0)
+    is_emitted = index[: depth + 1] <= num_accepted[:, None]
+    is_emitted[:, 0] = True
     is_drafted = index[:width] < num_valid[:, None]
-    found = {
+    wrong = {
         Fault.NUM_VALID: (num_valid < 0) | (num_valid > width),
         Fault.NUM_ACCEPTED: (num_accepted < 0) | (num_accepted > num_valid),
         Fault.NUM_DRAFTED: (num_drafted < num_accepted) | (num_drafted > num_valid),
-        Fault.DRAFT_ID: (is_drafted & ((drafted < 0) | (drafted >= vocab_size))).any(axis=1),
-        Fault.EMITTED_ID: (is_emitted & ((emitted < 0) | (emitted >= vocab_size))).any(axis=1),
+        Fault.EMITTED_ID: is_emitted & _is_outside(emitted, vocab_size),
     }
-    along, is_off, rows = drafted, False, None
-    if "path" in told and width:
-        path, parents = told["path"], told["parents"]
-        rows, nodes = path.clip(0, width), (path[:, 1:] - 1).clip(0, width - 1)
-        along = np.take_along_axis(drafted, nodes, axis=1)
-        is_late = (parents < -1) | (parents >= index[:width])
-        found[Fault.PARENT] = (is_drafted & is_late).any(axis=1)
-        follows = np.take_along_axis(parents, nodes, axis=1) + 1 == path[:, :-1]
-        is_off = ~follows | (path[:, 1:] < 1) | (path[:, 1:] > num_valid[:, None])
-        found[Fault.NUM_ACCEPTED] |= num_accepted > depth
-    is_off = is_off | (emitted[:, :depth] != along)
-    found[Fault.ACCEPTED_TOKEN] = (is_accepted & is_off).any(axis=1)
+    rows, along, is_off = None, drafted, False
+    if width:
+        if "path" in told:
+            from specdec.loop.tree_path import along_path
+
+            rows, along, is_off = along_path(told)
+            is_late = (told["parents"] < -1) | (told["parents"] >= index[:width])
+            wrong[Fault.PARENT] = is_drafted & is_late
+            wrong[Fault.NUM_ACCEPTED] |= num_accepted > depth
+        wrong[Fault.DRAFT_ID] = is_drafted & _is_outside(drafted, vocab_size)
+        is_off = is_off | (emitted[:, :depth] != along)
+        wrong[Fault.ACCEPTED_TOKEN] = is_emitted[:, 1:] & is_off
     if "checked" in told:
-        largest, of_draft = np.split(told["checked"], [width + 1], axis=1)
+        largest, of_draft = told["checked"][:, : width + 1], told["checked"][:, width + 1 :]
         largest = largest if rows is None else np.take_along_axis(largest, rows, axis=1)
-        found[Fault.TARGET_LOGITS] = (is_emitted & ~np.isfinite(largest)).any(axis=1)
-        is_judged = is_drafted & (index[:width] < num_drafted[:, None])
-        found |= _faults_of_probs(of_draft, is_judged)
-    return np.stack(list(found.values()), axis=1) @ np.array(list(found), dtype=np.int64)
+        wrong[Fault.TARGET_LOGITS] = is_emitted & ~np.isfinite(largest)
+        if of_draft.shape[1]:
+            is_judged = is_drafted & (index[:width] < num_drafted[:, None])
+            sums, least, own = (of_draft[:, i * width : (i + 1) * width] for i in range(3))
+            is_off = ~(abs(sums - 1) <= SUM_TOLERANCE) | (least < 0)  # NaN is off
+            wrong[Fault.DRAFT_PROBS] = is_judged & is_off
+            wrong[Fault.DRAFT_TOKEN] = is_judged & ~(own > 0)
+    faults = np.zeros(len(emitted), dtype=np.int64)
+    for fault, where in wrong.items():
+        if where.any():  # hardly ever
+            faults |= int(fault) * (where if where.ndim == 1 else where.any(axis=1))
+    return faults
 
 
-def _faults_of_probs(checked: np.ndarray, is_judged: np.ndarray) -> dict[Fault, np.ndarray]:
-    """What is wrong with the draft probabilities of the tokens that are judged, `[B, K]`."""
-    if not checked.shape[1]:
-        return {}
-    sums, least, own = np.split(checked, 3, axis=1)
-    is_off = ~(abs(sums - 1) <= SUM_TOLERANCE) | (least < 0)  # NaN is off
-    return {
-        Fault.DRAFT_PROBS: (is_judged & is_off).any(axis=1),
-        Fault.DRAFT_TOKEN: (is_judged & ~(own > 0)).any(axis=1),
-    }
+def _is_outside(ids: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Bool, where ids are none of the vocabulary; negative ones are large without their sign."""
+    return ids.view(np.uint64) >= vocab_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +163,7 @@ class Outcome:
         if self.checked is not None:  # the same bits, so that one table holds everything
             columns["checked"] = self.checked.view(torch.long)
         columns = {name: column for name, column in columns.items() if column is not None}
-        columns = {name: c[:, None] if c.dim() == 1 else c for name, c in columns.items()}
+        columns = {name: c.unsqueeze(1) if c.dim() == 1 else c for name, c in columns.items()}
         widths = {name: column.shape[1] for name, column in columns.items()}
         table = Transfer(torch.cat([*columns.values()], dim=1))
         outputs = {
@@ -224,11 +224,15 @@ class PendingOutcome:
     def read(self) -> list[RowStep]:
         """What the step did, row by row."""
         told = dict(self.columns)
-        faults = find_faults(told, self.vocab_size)
-        is_empty = told["num_sound"] < told["num_new"]
-        told["num_sound"] = np.where(faults > 0, 0, told["num_sound"])
-        told["faults"] = faults | int(Fault.TARGET_LOGITS) * is_empty
         told.pop("checked", None)
+        faults = find_faults(self.columns, self.vocab_size)
+        if "num_sound" in self.widths:
+            is_empty = told["num_sound"] < told["num_new"]
+            told["num_sound"] = np.where(faults > 0, 0, told["num_sound"])
+            faults |= int(Fault.TARGET_LOGITS) * is_empty
+        elif faults.any():
+            told["num_sound"] = np.where(faults > 0, 0, told["num_sound"])
+        told["faults"] = faults
         rows = {name: column.tolist() for name, column in told.items()}
         columns = zip(*rows.values(), strict=True)
         steps = [_row_step(dict(zip(rows, row, strict=True))) for row in columns]

@@ -200,10 +200,11 @@ def numbers_to_check(draft: Draft, logits: Tensor) -> Tensor:
         `[B, N]` float64, the largest logit of each row of the window, NaN where one is NaN; with
         draft probabilities `[B, N + 3 K]`, of each token their sum, the smallest, and its own.
     """
-    found = [logits.amax(dim=-1)]
-    if draft.probs is not None:
-        found += draft.probs.sum(dim=-1), draft.probs.amin(dim=-1), draft.token_probs
-    return torch.cat(found, dim=1).double()
+    largest = logits.amax(dim=-1)
+    if draft.probs is None:
+        return largest.double()
+    of_draft = draft.probs.sum(dim=-1), draft.probs.amin(dim=-1), draft.token_probs
+    return torch.cat([largest, *of_draft], dim=1).double()
 
 
 def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | None) -> Tensor:

@@ -20,7 +20,7 @@ from specdec.arguments import (
 )
 from specdec.kernels import FilterParams, filtered_probs, sample
 from specdec.kernels.sample.reference import sample_tokens
-from specdec.kernels.truncate.reference import filtered_logits, find_cutoff
+from specdec.kernels.truncate.reference import filter_params, filtered_logits
 from specdec.kernels.types import Truncation
 
 Values = float | int | None | Sequence
@@ -100,6 +100,7 @@ class LogitsFilter:
             top_p=column(top_ps, torch.float64, any(p < 1 for p in top_ps)),
             min_p=column(min_ps, torch.float64, any(min_ps)),
             max_top_k=max(top_ks, default=0),
+            shares_top_k=any(top_ks) and min(top_ks) == max(top_ks),
         )
         self.__post_init__()
 
@@ -152,7 +153,7 @@ class LogitsFilter:
     def signature(self) -> tuple:
         """Which values are in use: all that decides which operations the filter runs."""
         columns = self._temperature, self._greedy, *self._truncation[:3]
-        return self.is_greedy, *(c is not None for c in columns), self._truncation.max_top_k
+        return self.is_greedy, *(c is not None for c in columns), *self._truncation[3:]
 
     @property
     def greedy_rows(self) -> Tensor | None:
@@ -161,10 +162,9 @@ class LogitsFilter:
 
     def params(self, logits: Tensor) -> FilterParams:
         """How these logits `[B, V]` or `[B, N, V]` become probabilities."""
-        cutoff = None
         if self._truncates and not self.is_greedy:
-            cutoff = find_cutoff(logits, self._temperature, self._truncation)
-        return FilterParams(self._temperature, self._greedy, cutoff)
+            return filter_params(logits, self._temperature, self._greedy, self._truncation)
+        return FilterParams(self._temperature, self._greedy)
 
     def draw(
         self, logits: Tensor, uniforms: Tensor | None, out: Tensor | None = None

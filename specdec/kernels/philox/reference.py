@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from specdec.kernels.philox.cpu import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS, philox_by_numpy
+from specdec.kernels.philox.cpu import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS, uniforms_by_numpy
 from specdec.kernels.types import suits_kernels
 
 _MASK = 0xFFFFFFFF
@@ -36,6 +36,8 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
         ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
     """
     if counter.device.type == "cpu":
+        from specdec.kernels.philox.words import philox_by_numpy
+
         return philox_by_numpy(counter, key)
     return philox_of_tensors(counter, key)
 
@@ -79,6 +81,13 @@ def step_uniforms(key: Tensor, position: Tensor, num_streams: int, width: int) -
         from specdec.kernels.philox import triton
 
         return triton.step_uniforms(key, position, num_streams, width)
+    if position.device.type == "cpu":
+        return uniforms_by_numpy(key, position, num_streams, width)
+    return uniforms_of_tensors(key, position, num_streams, width)
+
+
+def uniforms_of_tensors(key: Tensor, position: Tensor, num_streams: int, width: int) -> Tensor:
+    """The definition of `step_uniforms`, on any device."""
     rows, device = len(position), position.device
     counter = torch.zeros(rows, num_streams, width, 4, dtype=torch.long, device=device)
     counter[..., 0] = position[:, None, None]

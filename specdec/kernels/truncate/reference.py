@@ -34,7 +34,7 @@ def filtered_probs(logits: Tensor, params: FilterParams, out: Tensor | None = No
         >>> filtered_probs(logits, FilterParams(cutoff=cutoff))
         tensor([[0.2689, 0.0000, 0.7311]])
     """
-    if is_wide(logits):
+    if params.kept is None and is_wide(logits):
         from specdec.kernels.truncate.rows import probs_by_row
 
         probs = probs_by_row(logits, params, out)
@@ -50,10 +50,24 @@ def filtered_logits(logits: Tensor, params: FilterParams) -> Tensor:
     """Logits in at least float32 over the rows' temperatures, -inf below their cutoffs; greedy rows
     are as all others.
     """
+    if params.kept is not None:
+        return params.kept
     scaled = scale(logits, params.temperature)
     if params.cutoff is None:
         return scaled
     return scaled.masked_fill(~is_kept(scaled, params.cutoff), -torch.inf)
+
+
+def filter_params(
+    logits: Tensor, temperature: Tensor | None, is_greedy: Tensor | None, truncation: Truncation
+) -> FilterParams:
+    """How these logits become probabilities; Args as `find_cutoff`, and of `FilterParams`."""
+    if truncation.shares_top_k and suits_cpu(logits):
+        from specdec.kernels.truncate.candidates import keep_candidates
+
+        kept = keep_candidates(logits, temperature, truncation)
+        return FilterParams(None, is_greedy, kept=kept)
+    return FilterParams(temperature, is_greedy, find_cutoff(logits, temperature, truncation))
 
 
 def find_cutoff(logits: Tensor, temperature: Tensor | None, truncation: Truncation) -> Cutoff:
@@ -88,8 +102,13 @@ def one_hot_greedy_rows(probs: Tensor, logits: Tensor, is_greedy: Tensor | None)
 
 
 def is_wide(logits: Tensor) -> bool:
-    """Whether logits `[..., V]` are processed row by row. Float64 logits, as oracles have, and
-    logits with gradients are not.
+    """Whether logits `[..., V]` are processed row by row."""
+    return logits.shape[-1] >= WIDE_TRUNCATE and suits_cpu(logits)
+
+
+def suits_cpu(logits: Tensor) -> bool:
+    """Whether operations that read values on the host take logits: on a CPU, but for float64, as
+    oracles have, and logits with gradients.
     """
-    fits = logits.shape[-1] >= WIDE_TRUNCATE and logits.device.type == "cpu"
-    return fits and logits.dtype != torch.float64 and not logits.requires_grad
+    is_there = logits.device.type == "cpu"
+    return is_there and logits.dtype != torch.float64 and not logits.requires_grad

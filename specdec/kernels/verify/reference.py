@@ -81,6 +81,21 @@ def block_rule(
     return _resampled(draft, target_probs, num_accepted, factor, uniforms.resample)
 
 
+def undrafted_rule(target_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Where nothing was drafted, as in plain decoding: the token is drawn from the target's row.
+    `token_rule` says the same with four times as many operations.
+
+    Args:
+        target_probs: `[B, 1, V]`.
+        uniforms: `[B]` to draw.
+
+    Returns:
+        As `token_rule`.
+    """
+    tokens = draw(target_probs, uniforms[:, None])
+    return tokens, torch.zeros_like(uniforms, dtype=torch.long)
+
+
 def point_rule(draft: Draft, target_tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Accepts a draft token iff it is the target's token; the extra token is the target's.
 
@@ -94,6 +109,8 @@ def point_rule(draft: Draft, target_tokens: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         As `token_rule`.
     """
+    if not draft.tokens.shape[1]:
+        return target_tokens, torch.zeros_like(target_tokens[:, 0])
     is_accepted = draft.tokens == target_tokens[:, :-1]
     if draft.num_valid is not None:
         is_accepted = is_accepted & draft.is_valid

@@ -57,8 +57,9 @@ def verify_probs(
         from specdec.kernels.verify import tree
 
         return tree.verify_tree(draft, target_probs, uniforms, by_block=by_block)
-    has_blocks = draft.probs is not None and draft.tokens.shape[1] > 0
-    rule = chain.block_rule if by_block and has_blocks else chain.token_rule
+    if not draft.tokens.shape[1]:
+        return Verdict(*chain.undrafted_rule(target_probs, uniforms.resample), draft.num_valid)
+    rule = chain.block_rule if by_block and draft.probs is not None else chain.token_rule
     return Verdict(*rule(draft, target_probs, uniforms), draft.num_valid)
 
 
