@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from specdec.graphs.tree import modules_of
 from specdec.hf.foreign import has_own_code
 from specdec.targets.route import Route
-from specdec.torch_names import hooks_of, hooks_of_all_modules
+from specdec.torch_names import HOOKS_OF_ALL_MODULES, hooks_of
 
 SEEN = "fault_of_trees", "returns_tuples", "has_streams"
 """Fields of a route that the self-test finds."""
@@ -20,7 +20,7 @@ def _alike(model: PreTrainedModel, route: Route) -> tuple | None:
     """Equal for models that the self-test cannot tell apart; `None` where it may."""
     modules = modules_of(model)
     hooks = [table.values() for m in modules for table in hooks_of(m)]
-    is_changed = any(hooks_of_all_modules()) or any("forward" in vars(m) for m in modules)
+    is_changed = any(HOOKS_OF_ALL_MODULES) or any("forward" in vars(m) for m in modules)
     if is_changed or route.mixers or route.edits or has_own_code(model):
         return None
     plain = bool | int | float | str | None
