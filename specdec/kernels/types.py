@@ -65,14 +65,14 @@ class Truncation(NamedTuple):
         top_p: `[B]` float64 in 0..1, 1 keeps all.
         min_p: `[B]` float64 in 0..1, 0 keeps all.
         max_top_k: the largest `top_k`, a number on the host.
-        shares_top_k: whether the host knows that it is that of every row.
+        min_top_k: the smallest, likewise.
     """
 
     top_k: Tensor | None = None
     top_p: Tensor | None = None
     min_p: Tensor | None = None
     max_top_k: int = 0
-    shares_top_k: bool = False
+    min_top_k: int = 0
 
 
 class VerifyUniforms(NamedTuple):

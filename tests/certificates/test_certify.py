@@ -52,7 +52,6 @@ def test_lossless_samplers_pass(sampler):
     assert report.deviation < 1e-14
     assert report.num_problems == 6 * 6
     assert str(report).startswith(f"PASS  {type(sampler).__name__}")
-    assert "tokens down to" in " ".join(str(report).split())
 
 
 def test_without_sizes_many_problems_are_tried():

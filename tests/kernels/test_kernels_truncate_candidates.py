@@ -40,7 +40,7 @@ def filled(values):
 
 def shared(top_k, top_p, min_p, rows):
     values = filled([top_p] * rows), filled([min_p] * rows)
-    return Truncation(torch.full((rows,), top_k), *values, top_k, shares_top_k=True)
+    return Truncation(torch.full((rows,), top_k), *values, top_k, top_k)
 
 
 def is_close_call(row, top_k, top_p):
@@ -82,13 +82,21 @@ def test_ties_at_the_kth_logit_stay_as_in_huggingface(top_k, top_p, min_p, vocab
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
 
 
-@given(top_ks, st.sampled_from([0.5, 0.9]), st.integers(2, 40), seeds)
+@given(
+    st.lists(st.sampled_from([0, 1, 2, 3, 7, 20, 99]), min_size=4, max_size=4),
+    st.sampled_from([[1.0, 1.0, 1.0, 1.0], [0.5, 0.9, 1.0, 0.9]]),
+    st.integers(2, 40),
+    seeds,
+)
 def test_a_row_keeps_what_it_keeps_alone(top_k, top_p, vocab, seed):
-    """The ties of one row are candidates of all."""
-    logits = torch.stack([tied((vocab,), seed), torch.zeros(vocab), tied((vocab,), seed + 1)])
-    together = LogitsFilter(3, top_k=top_k, top_p=top_p)(logits)
-    alone = LogitsFilter(1, top_k=top_k, top_p=top_p)
-    assert torch.equal(together, torch.cat([alone(row[None]) for row in logits]))
+    """The ties of one row are candidates of all; rows of other top-ks, and of none, too."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = [tied((vocab,), seed), torch.zeros(vocab), tied((vocab,), seed + 1)]
+    logits = torch.stack([*logits, 3 * torch.randn(vocab, generator=generator)])
+    together = LogitsFilter(4, top_k=top_k, top_p=top_p)(logits)
+    rows = zip(logits, top_k, top_p, strict=True)
+    alone = [LogitsFilter(1, top_k=k, top_p=p)(row[None]) for row, k, p in rows]
+    assert torch.equal(together, torch.cat(alone))
 
 
 def test_candidates_that_lack_a_tie_keep_something_else():
@@ -96,15 +104,15 @@ def test_candidates_that_lack_a_tie_keep_something_else():
     expected = LogitsFilter(1, top_k=3, top_p=0.99)(logits)
     assert bool((expected > 0).all())
 
-    def without(table, top_k):
-        return tuple(values.flip(1).numpy().copy() for values in table.topk(top_k, dim=1))
+    def without(table, top_k, most):
+        return tuple(values.flip(1).numpy().copy() for values in table.topk(most, dim=1))
 
     with mock.patch.object(candidates, "_candidates", without):
         assert not torch.equal(LogitsFilter(1, top_k=3, top_p=0.99)(logits), expected)
 
 
-def test_rows_of_several_top_ks_and_float64_have_the_definition():
-    for logits, top_k in ((torch.zeros(2, 9), [3, 4]), (torch.zeros(2, 9).double(), 3)):
+def test_rows_without_top_k_and_float64_have_the_definition():
+    for logits, top_k in ((torch.zeros(2, 9), 0), (torch.zeros(2, 9).double(), 3)):
         params = LogitsFilter(2, top_k=top_k, top_p=0.5).params(logits)
         assert params.kept is None
         assert params.cutoff is not None

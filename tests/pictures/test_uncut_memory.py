@@ -57,6 +57,6 @@ def test_an_error_of_memory_says_it(monkeypatch):
         generator = SpeculativeGenerator(build(name), None)
         generator.generate(**prompts(name), max_new_tokens=2)
         with monkeypatch.context() as patch:
-            patch.setattr("specdec.loop.prefill.prefill_chunk", fail)
+            patch.setattr("specdec.loop.prefill_inputs.prefill_chunk", fail)
             with pytest.raises(torch.OutOfMemoryError, match=words or "no memory left$"):
                 generator.generate(**prompts(name), max_new_tokens=2)

@@ -39,11 +39,14 @@ def test_a_result_is_true_and_can_be_copied():
         assert other.sequences.equal(RESULT.sequences)
 
 
+NOT_SAVED = {"tokenizer", "trace", "outputs", "num_draft_tokens", "depth", "wall_s"}
+
+
 def test_a_dictionary_of_a_result_is_loaded_as_weights_are(tmp_path):
     torch.save(RESULT.to_dict(), tmp_path / "result.pt")
     found = torch.load(tmp_path / "result.pt", weights_only=True)
     outputs = {"scores", "logits", "logprobs", "raw_logprobs"}
-    assert found.keys() == vars(RESULT).keys() - {"tokenizer", "trace", "outputs"} | outputs
+    assert found.keys() == vars(RESULT).keys() - NOT_SAVED | outputs | {"stats", "origins"}
     assert found["sequences"].equal(RESULT.sequences)
     assert torch.stack(found["scores"]).equal(torch.stack(RESULT.scores))
     assert found["logprobs"].equal(RESULT.logprobs)

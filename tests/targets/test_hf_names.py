@@ -12,7 +12,7 @@ from transformers.generation import logits_process
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 from specdec import Target
-from specdec.hf import forward, generation, layers, versions
+from specdec.hf import forward, generation, layers, lookups, versions
 
 WITHOUT_A_CACHE = {"state", "mems", "past_buckets_states"}
 """Names of RWKV, XLNet and Reformer, whose memory is no `Cache`."""
@@ -78,7 +78,7 @@ def test_no_setting_of_a_generation_is_new():
 
 def test_private_attributes_are_there():
     model = build("qwen3_moe")
-    assert {layers.ATTENTION_FIELD, layers.EXPERTS_FIELD} <= {*vars(model.config)}
+    assert {lookups.ATTENTION_FIELD, layers.EXPERTS_FIELD} <= {*vars(model.config)}
     assert {"_supports_sdpa", "_is_stateful"} <= {*dir(PreTrainedModel)}
     names = inspect.unwrap(GenerationMixin.generate).__code__.co_varnames
     assert {"streamer", "assistant_model", "synced_gpus"} <= {*names}

@@ -62,7 +62,7 @@ def filter_params(
     logits: Tensor, temperature: Tensor | None, is_greedy: Tensor | None, truncation: Truncation
 ) -> FilterParams:
     """How these logits become probabilities; Args as `find_cutoff`, and of `FilterParams`."""
-    if truncation.shares_top_k and suits_cpu(logits):
+    if truncation.max_top_k and suits_cpu(logits):
         from specdec.kernels.truncate.candidates import keep_candidates
 
         kept = keep_candidates(logits, temperature, truncation)

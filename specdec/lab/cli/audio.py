@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from scipy.io import wavfile
 from scipy.signal import resample_poly
 
@@ -106,5 +105,5 @@ def _line(segment: dict[str, Any], tokenizer: Any) -> str:
     text = tokenizer.decode(segment["tokens"], skip_special_tokens=True).strip()
     if "start" not in segment:
         return text
-    start, end = (float(torch.as_tensor(segment[name])) for name in ("start", "end"))
+    start, end = (float(segment[name]) for name in ("start", "end"))
     return f"{start:7.2f} - {end:7.2f}  {text}"

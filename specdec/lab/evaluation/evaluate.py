@@ -94,6 +94,7 @@ def evaluate(
             1e-6.
 
     Example:
+        >>> import torch
         >>> from specdec import PromptLookupDrafter, zoo
         >>> generator = SpeculativeGenerator(zoo.load_target(), PromptLookupDrafter(3))
         >>> evaluation = evaluate(generator, torch.tensor([[7, 8, 9, 7, 8]]), max_new_tokens=8)
