@@ -112,9 +112,12 @@ ROUNDED = {
     },
 }
 """Activations are quantised: an error of rounding can become a step of one."""
-GRAPHS = [n for n in EXACT | ROUNDED if n.startswith(("torchao", "compressed"))]
-GRAPHS.remove("torchao int8, activations per token")
+GRAPHS = [name for name in EXACT if name.startswith(("torchao", "compressed"))]
 """torchao 0.17 prints a tensor in its product with activations per token: the host waits."""
+CUT_ON_GPUS = [name for name in ROUNDED if name.startswith("compressed")]
+"""A product of one row and the same row of a longer product differ in rounding on a GPU, so that
+activations are quantised to another step.
+"""
 REFUSED = {
     "torchao int8, activations per tensor": (per_tensor, JOINTLY),
     "bitsandbytes 8 bit": (lambda: bitsandbytes(load_in_8bit=True), JOINTLY),
@@ -198,10 +201,18 @@ def test_fused_linear_layers_compute_what_those_of_torchao_compute(name):
 @pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_captured_steps_are_eager_ones(name, fuse):
-    model = (EXACT | ROUNDED)[name]().cuda()
+    model = EXACT[name]().cuda()
     ids = zoo.load_tokenizer()("def main(argv):\n    ", return_tensors="pt").input_ids.cuda()
     generator = SpeculativeGenerator(Target(model, fuse=fuse), "lookup", graphs=True)
     generator.generate(ids, **CALL, check=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CUT_ON_GPUS)
+def test_activations_whose_steps_depend_on_how_a_text_is_cut_are_refused(name):
+    model = ROUNDED[name]().cuda()
+    with pytest.raises(ValueError, match="depends on how a text is cut into calls"):
+        Target(model)
 
 
 class RoundedLinear(nn.Linear):
