@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.kernels.truncate.reference import filtered_logits, find_cutoff
-from specdec.kernels.types import FilterParams, Truncation
+from specdec.kernels.types import Truncation
 
 
 def keep_candidates(logits: Tensor, temperature: Tensor | None, truncation: Truncation) -> Tensor:
@@ -23,7 +22,7 @@ def keep_candidates(logits: Tensor, temperature: Tensor | None, truncation: Trun
     Args:
         logits: `[B, V]` or `[B, N, V]`, in float32 or less.
         temperature: as of `find_cutoff`.
-        truncation: of rows of which some have a top-k; the others are those of the definition.
+        truncation: of rows of which some have a top-k; what comes of the others means nothing.
 
     Returns:
         Float32 of the shape of `logits`.
@@ -33,18 +32,12 @@ def keep_candidates(logits: Tensor, temperature: Tensor | None, truncation: Trun
         scaled = scaled / temperature.float().view(-1, *[1] * (logits.dim() - 1))
     top_k, top_p, min_p, most, least = truncation
     if top_p is not None or min_p is not None:
-        kept = truncate_candidates(scaled, top_k, most, top_p, min_p)
-    else:
-        at = scaled.topk(min(most, scaled.shape[-1]), dim=-1).values
-        if least < most:
-            index = (top_k - 1).clamp(0, at.shape[-1] - 1).view(-1, *[1] * (logits.dim() - 1))
-            at = at.take_along_dim(index, dim=-1)
-        kept = torch.where(scaled >= at[..., -1:], scaled, -torch.inf)
-    if least:
-        return kept
-    cutoff = find_cutoff(logits, temperature, truncation)
-    by_definition = filtered_logits(logits, FilterParams(temperature, None, cutoff))
-    return torch.where(top_k.view(-1, *[1] * (logits.dim() - 1)) > 0, kept, by_definition)
+        return truncate_candidates(scaled, top_k, most, top_p, min_p)
+    at = scaled.topk(min(most, scaled.shape[-1]), dim=-1).values
+    if least < most:
+        index = (top_k - 1).clamp(0, at.shape[-1] - 1).view(-1, *[1] * (logits.dim() - 1))
+        at = at.take_along_dim(index, dim=-1)
+    return torch.where(scaled >= at[..., -1:], scaled, -torch.inf)
 
 
 # One operation to the dispatcher, so that `no_host_sync` on a CPU checks the step that a GPU would

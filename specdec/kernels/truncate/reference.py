@@ -66,6 +66,11 @@ def filter_params(
         from specdec.kernels.truncate.candidates import keep_candidates
 
         kept = keep_candidates(logits, temperature, truncation)
+        if not truncation.min_top_k:  # a row without top-k is what it is alone
+            cutoff = find_cutoff(logits, temperature, truncation)
+            others = filtered_logits(logits, FilterParams(temperature, cutoff=cutoff))
+            has_top_k = truncation.top_k.view(-1, *[1] * (logits.dim() - 1)) > 0
+            kept = torch.where(has_top_k, kept, others)
         return FilterParams(None, is_greedy, kept=kept)
     return FilterParams(temperature, is_greedy, find_cutoff(logits, temperature, truncation))
 
