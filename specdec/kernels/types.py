@@ -65,14 +65,14 @@ class Truncation(NamedTuple):
         top_p: `[B]` float64 in 0..1, 1 keeps all.
         min_p: `[B]` float64 in 0..1, 0 keeps all.
         max_top_k: the largest `top_k`, a number on the host.
-        min_top_k: the smallest, likewise.
+        lacks_top_k: 1 where some row keeps all, 0 where none does, likewise.
     """
 
     top_k: Tensor | None = None
     top_p: Tensor | None = None
     min_p: Tensor | None = None
     max_top_k: int = 0
-    min_top_k: int = 0
+    lacks_top_k: int = 0
 
 
 class VerifyUniforms(NamedTuple):

@@ -100,7 +100,7 @@ class LogitsFilter:
             top_p=column(top_ps, torch.float64, any(p < 1 for p in top_ps)),
             min_p=column(min_ps, torch.float64, any(min_ps)),
             max_top_k=max(top_ks, default=0),
-            min_top_k=min(top_ks, default=0),
+            lacks_top_k=int(0 in top_ks),
         )
         self.__post_init__()
 
@@ -153,7 +153,7 @@ class LogitsFilter:
     def signature(self) -> tuple:
         """Which values are in use: all that decides which operations the filter runs."""
         columns = self._temperature, self._greedy, *self._truncation[:3]
-        return self.is_greedy, *(c is not None for c in columns), self._truncation.max_top_k
+        return self.is_greedy, *(c is not None for c in columns), *self._truncation[3:]
 
     @property
     def greedy_rows(self) -> Tensor | None:

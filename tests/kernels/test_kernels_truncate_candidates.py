@@ -8,11 +8,14 @@ from unittest import mock
 
 import pytest
 import torch
+from architectures import VOCAB, build
+from drafting import ragged_prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import seeds
 from warpers import huggingface_law
 
+from specdec import SpeculativeGenerator
 from specdec.graphs import no_host_sync
 from specdec.kernels import FilterParams, filtered_probs
 from specdec.kernels.truncate import candidates
@@ -40,7 +43,7 @@ def filled(values):
 
 def shared(top_k, top_p, min_p, rows):
     values = filled([top_p] * rows), filled([min_p] * rows)
-    return Truncation(torch.full((rows,), top_k), *values, top_k, top_k)
+    return Truncation(torch.full((rows,), top_k), *values, top_k)
 
 
 def is_close_call(row, top_k, top_p):
@@ -97,6 +100,19 @@ def test_a_row_keeps_what_it_keeps_alone(top_k, top_p, vocab, seed):
     rows = zip(logits, top_k, top_p, strict=True)
     alone = [LogitsFilter(1, top_k=k, top_p=p)(row[None]) for row, k, p in rows]
     assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("top_p", [None, 0.9])
+def test_calls_of_other_top_ks_that_share_a_storage_write_what_each_writes_alone(graphs, top_p):
+    model, (ids, mask) = build("llama"), ragged_prompts(VOCAB, 7, 3)
+    options = {"max_new_tokens": 8, "do_sample": True, "seed": [1, 2], "eos_token_id": []}
+    options |= {"temperature": 3.0} | ({} if top_p is None else {"top_p": top_p})
+    shared = SpeculativeGenerator(model, "lookup", graphs=graphs)
+    for top_k in ([5, 5], [5, 0], [5, 2], [2, 5], [0, 5], [5, 5]):
+        found = shared.generate(ids, mask, **options, top_k=top_k)
+        fresh = SpeculativeGenerator(model, "lookup", graphs=graphs)
+        assert found.sequences.equal(fresh.generate(ids, mask, **options, top_k=top_k).sequences)
 
 
 def test_candidates_that_lack_a_tie_keep_something_else():

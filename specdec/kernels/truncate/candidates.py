@@ -30,14 +30,12 @@ def keep_candidates(logits: Tensor, temperature: Tensor | None, truncation: Trun
     scaled = logits.float()
     if temperature is not None:
         scaled = scaled / temperature.float().view(-1, *[1] * (logits.dim() - 1))
-    top_k, top_p, min_p, most, least = truncation
+    top_k, top_p, min_p, most, _ = truncation
     if top_p is not None or min_p is not None:
         return truncate_candidates(scaled, top_k, most, top_p, min_p)
     at = scaled.topk(min(most, scaled.shape[-1]), dim=-1).values
-    if least < most:
-        index = (top_k - 1).clamp(0, at.shape[-1] - 1).view(-1, *[1] * (logits.dim() - 1))
-        at = at.take_along_dim(index, dim=-1)
-    return torch.where(scaled >= at[..., -1:], scaled, -torch.inf)
+    index = (top_k - 1).clamp(0, at.shape[-1] - 1).view(-1, *[1] * (logits.dim() - 1))
+    return torch.where(scaled >= at.take_along_dim(index, dim=-1), scaled, -torch.inf)
 
 
 # One operation to the dispatcher, so that `no_host_sync` on a CPU checks the step that a GPU would

@@ -66,7 +66,7 @@ def filter_params(
         from specdec.kernels.truncate.candidates import keep_candidates
 
         kept = keep_candidates(logits, temperature, truncation)
-        if not truncation.min_top_k:  # a row without top-k is what it is alone
+        if truncation.lacks_top_k:  # a row without top-k is what it is alone
             cutoff = find_cutoff(logits, temperature, truncation)
             others = filtered_logits(logits, FilterParams(temperature, cutoff=cutoff))
             has_top_k = truncation.top_k.view(-1, *[1] * (logits.dim() - 1)) > 0
