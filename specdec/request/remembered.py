@@ -8,7 +8,7 @@ import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
-from transformers import MaxLengthCriteria, StoppingCriteriaList
+from transformers import GenerationMixin, MaxLengthCriteria, StoppingCriteriaList
 
 from specdec.request.options import check_config, ends_among
 from specdec.request.warpers import split_warpers
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 MOST = 8
 """Kinds of calls that a target remembers, the latest ones."""
+FUNCTIONS = [name for name, value in vars(GenerationMixin).items() if callable(value)]
 PLAIN = bool, int, float, str, type(None)
 
 
 class Kind(NamedTuple):
     """What HF's answer depends on, besides the number of tokens of a prompt."""
 
-    function: Any
+    functions: tuple[Any, ...]
     rows: int
     device: Any
     options: dict[str, Any]
@@ -71,7 +72,8 @@ def _kind(target: Target, input_ids: Tensor, given: dict[str, Any]) -> Kind | No
     if not is_plain or given.get("max_new_tokens") is None or target.reads_source:
         return None
     config = model.generation_config
-    return Kind(type(model).generate, len(input_ids), input_ids.device, given, vars(config))
+    functions = tuple(getattr(model, name) for name in FUNCTIONS)  # somebody may replace one
+    return Kind(functions, len(input_ids), input_ids.device, given, vars(config))
 
 
 def _is_of_any_text(resolved: tuple[Any, ...]) -> bool:

@@ -85,6 +85,23 @@ def test_hf_is_asked_once_for_calls_of_the_same_options(monkeypatch):
     assert len(asked) - before == 2
 
 
+@pytest.mark.parametrize("of_class", [False, True])
+def test_a_function_of_the_model_that_somebody_replaces_is_asked(of_class, monkeypatch):
+    model, ids = build("llama"), torch.tensor([[5, 6]])
+    generator = SpeculativeGenerator(model, None)
+    generator.generate(ids, max_new_tokens=4, eos_token_id=[])
+    processors, asked = model._get_logits_processor, []
+    owner = type(model) if of_class else model
+
+    def noted(*args, **options):
+        asked.append(1)
+        return processors(*args[of_class:], **options)
+
+    monkeypatch.setattr(owner, "_get_logits_processor", noted)
+    generator.generate(ids, max_new_tokens=4, eos_token_id=[])
+    assert asked
+
+
 @pytest.mark.parametrize("change", [lambda g: g.refresh(), copy.deepcopy], ids=["refresh", "copy"])
 def test_a_generator_that_is_refreshed_or_copied_asks_again(change):
     generator = SpeculativeGenerator(build("llama"), None)
