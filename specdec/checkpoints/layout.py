@@ -72,8 +72,8 @@ class Key:
 
     Args:
         name: the key, `section.key` where it is nested.
-        usual: what an absent key means, or `int` for a number that must be there. Its type is that
-            of the key's values.
+        usual: what an absent key means, or `int` or `float` for a number that must be there. Its
+            type is that of the key's values.
         also: other keys that are read; of flags one that is true is enough.
         is_in_either: the key may stand at the top or in `dflash_config`.
         low, high: the smallest and the largest number.
@@ -121,6 +121,8 @@ class Key:
         place, name = place.at(name)
         if type(self.usual) is bool:
             return place.flag(name, default=self.usual)
+        if self.usual is float:
+            return place.number(name, is_needed=True)
         if type(self.usual) is float:
             return place.number(name, self.usual)
         if type(self.usual) is str:
