@@ -91,7 +91,7 @@ CORRECTED = {
     "dflash2, next token": replace(DSPARK, correction=SelectorConfig(3, top_k=4)),
     "xpress": replace(DFLASH, correction=XPressConfig(4)),
     "xpress, next token": replace(DSPARK, correction=XPressConfig(3, mlp_ratio=1)),
-    "lilicorr": replace(DFLASH, correction=LiLiCorrConfig(5, 6, 2, 3, 1.5, factor_dim=4)),
+    "lilicorr": replace(DFLASH, correction=LiLiCorrConfig(4, 6, 2, 3, 1.5, factor_dim=4)),
     "lilicorr, convolutions": flagged(
         DFLASH,
         correction=LiLiCorrConfig(3, 0, 1, 2, factor_dim=3, scale=3.0),

@@ -151,13 +151,12 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def lattice_attention(sizes, layer, weights, x: Tensor, slots: list[int]) -> Tensor:
     joined, heads = x @ layer["attn.in_proj_weight"].T + layer["attn.in_proj_bias"], []
     middle = weights["relative_slot_bias"].shape[1] // 2
-    for h, parts in enumerate(zip(*(t.chunk(sizes.num_heads, 1) for t in joined.chunk(3, 1)))):
-        queries, keys, values = parts
+    distances = torch.tensor([[a - b for b in slots] for a in slots])
+    split = [part.chunk(sizes.num_heads, 1) for part in joined.chunk(3, 1)]
+    for h, (queries, keys, values) in enumerate(zip(*split, strict=True)):
         scores = queries @ keys.T / queries.shape[1] ** 0.5
-        for i, a in enumerate(slots):
-            for j, b in enumerate(slots):
-                scores[i, j] += weights["relative_slot_bias"][h, middle + a - b]
-                scores[i, j] += weights["same_slot_bias"][h] * (a == b)
+        scores = scores + weights["relative_slot_bias"][h][middle + distances]
+        scores = scores + torch.where(distances == 0, weights["same_slot_bias"][h], 0)
         heads.append(scores.softmax(1) @ values)
     return linear(layer, "attn.out_proj", torch.cat(heads, 1))
 
