@@ -95,6 +95,7 @@ CORRECTED = {
     "lilicorr, convolutions": flagged(
         DFLASH,
         correction=LiLiCorrConfig(3, 0, 1, 2, factor_dim=3, scale=3.0),
+        confidence="hidden",
         convolution=Convolution(2, 8),
     ),
 }
