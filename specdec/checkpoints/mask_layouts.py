@@ -406,6 +406,12 @@ LILICORR = _block(
         "has_own_lm_head": lambda has_one, r: has_one == (HEAD in r.tensors),
     },
 )
+"""Model-Optimizer's files, which SGLang, vLLM and TensorRT-LLM serve: a DFlash head, eight keys
+`dflash_config.lilicorr_*`, all of which must be there, and tensors `lilicorr.*`; with
+`conv_kernel_size` and `conv_group_size` DFlash 2's convolutions. Log-probabilities of candidates
+are of the whole vocabulary at temperature 1, of the target's vocabulary head or the file's own
+(`has_own_lm_head`).
+"""
 DFLASH = _block(
     "z-lab",
     "DFlash",
