@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from dataclasses import fields as fields_of
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -346,6 +347,28 @@ class Reading:
         asked = self.options.get("layer_convention")
         producer = convention_of or self.layout.producer
         return read_layer_ids(found, self.fields, num_layers, producer=producer, convention=asked)
+
+    def check_supported(self) -> None:
+        """`ValueError` with all that no head of the library has."""
+        pairs = (pair for refuse in self.layout.refuse for pair in refuse(self))
+        if found := [text for is_so, text in pairs if is_so]:
+            raise ValueError(f"{self.fields.origin}: not supported: {'; '.join(found)}")
+
+    def config(self) -> Any:
+        """Every convention resolved, for a target if there is one; where the caller does not know
+        better, as the layout says.
+        """
+        layout, options = self.layout, self.options.keys()
+        own = {entry.name for entry in fields_of(layout.config)}
+        unmeant = (options & own) - layout.fields.keys()
+        if layout.fields.get("feature_layers") == ():
+            unmeant |= options & {"feature_layers", "layer_convention"}
+        if unmeant:
+            raise ValueError(
+                f"{', '.join(sorted(unmeant))}: {layout.kind} heads have none; drop it"
+            )
+        values = {name: self[name] for name in layout.fields if not name.startswith("layer.")}
+        return layout.config(**{name: value for name, value in values.items() if name in own})
 
     def accept_inert(self) -> None:
         """Keys that change nothing count as read, as those do that files are written with."""

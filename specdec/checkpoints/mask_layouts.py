@@ -187,8 +187,8 @@ PARD = Layout(
     },
     tensors=(
         Prefixed("model.", bare=("lm_head.",)),
-        Padded(EMBEDDINGS, rules.padded_rows),
-        Padded(HEAD, rules.proposed_rows),
+        Padded(EMBEDDINGS, lambda r: (r.fields.integer("vocab_size"), r["vocab_size"])),
+        Padded(HEAD, lambda r: (r.fields.integer("vocab_size"), r["draft_vocab_size"])),
         rules.FirstIds(),
     ),
     refuse=(rules.files_beside, rules.other_language_models),

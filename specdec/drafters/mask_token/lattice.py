@@ -18,7 +18,6 @@ Reference: arXiv:2608.20530 (LiLiCorr); its layout as NVIDIA's Model-Optimizer w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -97,15 +96,6 @@ class LiLiCorrConfig(CorrectionConfig):
         return LiLiCorr(self, sizes)
 
 
-class Lattice(NamedTuple):
-    """Candidates `[B, S, k]` int64, best first, and the scores `[B, S, k, k]` of each after each of
-    the position before; of the first position all rows are alike.
-    """
-
-    ids: Tensor
-    scores: Tensor
-
-
 class LiLiCorr(Correction):
     """See `LiLiCorrConfig`."""
 
@@ -130,8 +120,10 @@ class LiLiCorr(Correction):
         self.out_head, self.in_head = nn.Linear(width, f), nn.Linear(width, f)
         self.anchor_out_head = nn.Linear(width, f)
 
-    def read(self, block: DraftBlock) -> Lattice:
-        """Candidates and scores of a whole block."""
+    def read(self, block: DraftBlock) -> tuple[Tensor, Tensor]:
+        """Candidates `[B, S, k]` int64, best first, and the scores `[B, S, k, k]` of each after
+        each of the position before; of the first position all rows are alike.
+        """
         exact = block.logits.to(torch.promote_types(block.logits.dtype, torch.float32))
         best, ids = exact.topk(self.config.top_k, dim=-1)  # [B, S, k]
         log_probs = best - exact.logsumexp(dim=-1, keepdim=True)  # of the whole vocabulary
@@ -149,11 +141,12 @@ class LiLiCorr(Correction):
         outs, ins = self._unit(self.out_head(x)), self._unit(self.in_head(x))  # [B, S, k, f]
         first = self._unit(self.anchor_out_head(last))[:, None, None].expand_as(outs[:, :1])
         cosines = torch.cat([first, outs[:, :-1]], dim=1) @ ins.transpose(-1, -2)
-        return Lattice(ids, self.config.scale * cosines.to(exact.dtype))
+        return ids, self.config.scale * cosines.to(exact.dtype)
 
     def forward(self, at: DraftRow) -> tuple[Tensor, Tensor]:
         """See `Correction`; `-inf` outside the candidates."""
-        ids, scores = at.block.ids, at.block.scores[:, at.index]  # [B, S, k], [B, k, k]
+        ids, scores = at.block
+        scores = scores[:, at.index]  # [B, k, k]
         # Every token of a path but the first is one of the candidates at its position.
         before = ids[:, max(at.index - 1, 0), None] == at.tokens[..., None]  # [B, W, k]
         chosen = before.long().argmax(dim=-1, keepdim=True)
@@ -181,33 +174,18 @@ class _Layer(nn.Module):
     def __init__(self, config: LiLiCorrConfig, width: int, eps: float):
         super().__init__()
         self.attn_norm, self.mlp_norm = RMSNorm(width, eps), RMSNorm(width, eps)
-        self.attn = _Attention(width, config.num_heads)
+        # Its weights alone: its own forward chooses between kernels on the host.
+        self.attn = nn.MultiheadAttention(width, config.num_heads)
         self.mlp = _MLP(width, int(width * config.mlp_ratio), width)
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
         """`[B, S k, h]` to the same."""
-        x = x + self.attn(self.attn_norm(x), bias)
-        return x + self.mlp(self.mlp_norm(x))
-
-
-class _Attention(nn.Module):
-    """The weights of `nn.MultiheadAttention`, whose own forward chooses between kernels on the
-    host.
-    """
-
-    def __init__(self, width: int, num_heads: int):
-        super().__init__()
-        self.num_heads = num_heads
-        self.in_proj_weight = nn.Parameter(torch.zeros(3 * width, width))
-        self.in_proj_bias = nn.Parameter(torch.zeros(3 * width))
-        self.out_proj = nn.Linear(width, width)
-
-    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
-        """`[B, S k, h]` to the same."""
-        joined = F.linear(x, self.in_proj_weight, self.in_proj_bias)
-        qkv = joined.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        attn = self.attn
+        joined = F.linear(self.attn_norm(x), attn.in_proj_weight, attn.in_proj_bias)
+        qkv = joined.unflatten(-1, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
         out = F.scaled_dot_product_attention(*qkv, attn_mask=bias[None])  # [B, heads, S k, h/heads]
-        return self.out_proj(out.transpose(1, 2).flatten(-2))
+        x = x + attn.out_proj(out.transpose(1, 2).flatten(-2))
+        return x + self.mlp(self.mlp_norm(x))
 
 
 class _MLP(nn.Module):
