@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdec.checkpoints.layout import Key, Layout, Reading, Written
+from specdec.checkpoints.layout import Key, Layout, Reading
 from specdec.checkpoints.tensor_rules import Named
 from specdec.drafters.head.layer_config import Convolution
 from specdec.drafters.mask_token.correction import (
@@ -135,16 +135,6 @@ def read_part(part: Layout, reading: Reading) -> Any:
     own = Reading(part, reading.either, reading.tensors)
     reading.fields.accept(place for key in part.inert for place in (key, f"dflash_config.{key}"))
     return part.config(**{name: own[name] for name in part.fields})
-
-
-def correction_keys(
-    correction: CorrectionConfig | None, convolution: Convolution | None
-) -> dict[str, Any]:
-    """Keys of a correction and of convolutions, for a file."""
-    keys = {"markov_rank": 0}
-    if correction is not None:
-        keys = part_of(correction).keys(Written(correction))
-    return keys if convolution is None else keys | CONVOLUTION.keys(Written(convolution))
 
 
 def part_of(correction: CorrectionConfig | None) -> Layout | None:

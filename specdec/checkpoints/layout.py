@@ -25,7 +25,6 @@ from specdec.checkpoints.layer_ids import (
     Convention,
     LayerIds,
     check_layers,
-    find_layer_ids,
     read_layer_ids,
 )
 from specdec.checkpoints.marks import Clues
@@ -338,7 +337,9 @@ class Reading:
 
     def layer_ids(self) -> list[LayerIds]:
         """Every key under which ids stand."""
-        return find_layer_ids(self.fields, self.layout.ids)
+        places = ((key, *self.fields.at(key), taken) for key, taken in self.layout.ids.items())
+        found = (LayerIds(key, place.get(name), *taken) for key, place, name, taken in places)
+        return [entry for entry in found if entry.ids is not None]
 
     def hidden_states(
         self, found: list[LayerIds], num_layers: int | None, convention_of: str = ""
