@@ -200,7 +200,7 @@ def corrections() -> Iterator[Group]:
         "Domino": (DominoConfig(rank, 4 * rank), {}),
         "selector and convolutions": (SelectorConfig(rank), {"convolution": Convolution()}),
         "XPress": (XPressConfig(rank), {}),
-        "LiLiCorr": (LiLiCorrConfig(8, 4 * rank, factor_dim=4 * rank), {}),  # the public recipe's
+        "LiLiCorr": (LiLiCorrConfig(8, 4 * rank), {}),  # on a GPU the public recipe
     }
     heads = {name: block_head(target.model, kind, **of) for name, (kind, of) in kinds.items()}
     ids = prompt(target.model, 512)

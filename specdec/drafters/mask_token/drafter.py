@@ -48,7 +48,7 @@ class MaskTokenDrafter(HeadDrafter):
     4: 2.15 and 1.59 tokens per step), so `proposal="sample"` is the default here as well.
 
     `from_pretrained` reads P-EAGLE heads (amazon, speculators, SpecForge), PARD models and DFlash
-    heads (z-lab, speculators), with the options of
+    heads (z-lab, speculators, NVIDIA), with the options of
     `specdec.checkpoints.mask_token.MASK_TOKEN`.
 
     Args and Raises: as `HeadDrafter`; the head is a `MaskTokenHead`, whose block bounds K. And
@@ -142,9 +142,7 @@ class MaskTokenDrafter(HeadDrafter):
             tokens = drafting.draw(widen(paths.first()))
             for i in range(1, length):
                 tokens = drafting.draw(widen(paths.follow(i, tokens)))
-        num_valid = window.num_valid
-        if num_rows > length:
-            num_valid = num_valid.clamp(max=length)
+        num_valid = window.num_valid if num_rows == length else window.num_valid.clamp(max=length)
         return drafting.end(self._num_valid(paths, num_valid, drafting.tokens))
 
     def _num_valid(self, paths: _Paths, num_valid: Tensor, tokens: list[Tensor]) -> Tensor:

@@ -47,6 +47,8 @@ class LiLiCorrConfig(CorrectionConfig):
     """LiLiCorr's: only the best tokens of each row are drafted, by the scores of a transformer over
     all of them.
 
+    The defaults are those of the public recipe, but for its width of 1024.
+
     Args:
         top_k: k (`lilicorr_candidate_topk`).
         width: h (`lilicorr_hidden_size`); 0 for H, and no `token_proj`.
@@ -67,8 +69,8 @@ class LiLiCorrConfig(CorrectionConfig):
     width: int = 0
     num_layers: int = 2
     num_heads: int = 8
-    mlp_ratio: float = 4.0
-    factor_dim: int = 128
+    mlp_ratio: float = 2.0
+    factor_dim: int = 1024
     vector_eps: float = 1e-4
     scale: float = 8.0
 
@@ -84,15 +86,9 @@ class LiLiCorrConfig(CorrectionConfig):
         check_candidates("a lattice", self.top_k, sizes)
         width = self.width or sizes.hidden_size
         is_other = sizes.block_size is None or sizes.first_row != 1
-        refuse(
-            [
-                (is_other, "a lattice is of blocks with alignment='same-position' and block_size"),
-                (
-                    width % self.num_heads,
-                    f"LiLiCorrConfig.num_heads must divide the width {width}, got {self.num_heads}",
-                ),
-            ]
-        )
+        heads = f"LiLiCorrConfig.num_heads must divide the width {width}, got {self.num_heads}"
+        blocks = "a lattice is of blocks with alignment='same-position' and block_size"
+        refuse([(is_other, blocks), (width % self.num_heads, heads)])
         return LiLiCorr(self, sizes)
 
 
