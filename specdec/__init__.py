@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from specdec.drafters.assistant import AssistantDrafter
     from specdec.drafters.base import Drafter
     from specdec.drafters.eagle import EagleDrafter
-    from specdec.drafters.join import FirstMatch
+    from specdec.drafters.join import ExtendedDrafter, FirstMatch
     from specdec.drafters.lookahead import LookaheadDrafter
     from specdec.drafters.lookup import PromptLookupDrafter
     from specdec.drafters.mask_token.drafter import MaskTokenDrafter
@@ -60,6 +60,7 @@ __all__ = [
     "EagleDrafter",
     "EnsembleSampler",
     "Evaluation",
+    "ExtendedDrafter",
     "FirstMatch",
     "GenerateOptions",
     "GenerationResult",
@@ -101,7 +102,7 @@ _HOMES = {
     "drafters.base": "Drafter",
     "drafters.plain": "NoDrafter",
     "drafters.eagle": "EagleDrafter",
-    "drafters.join": "FirstMatch",
+    "drafters.join": "ExtendedDrafter FirstMatch",
     "drafters.lookahead": "LookaheadDrafter",
     "drafters.lookup": "PromptLookupDrafter",
     "drafters.mask_token.drafter": "MaskTokenDrafter",

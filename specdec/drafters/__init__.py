@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from specdec.drafters.plain import NoDrafter as NoDrafter
     from specdec.drafters.eagle import EagleDrafter as EagleDrafter, EagleHead
     from specdec.drafters.eagle_config import EagleConfig
-    from specdec.drafters.join import FirstMatch as FirstMatch
+    from specdec.drafters.join import ExtendedDrafter as ExtendedDrafter, FirstMatch as FirstMatch
     from specdec.drafters.lookahead import LookaheadDrafter as LookaheadDrafter
     from specdec.drafters.lookup import PromptLookupDrafter as PromptLookupDrafter
     from specdec.drafters.source_lookup import SourceLookupDrafter as SourceLookupDrafter
@@ -43,7 +43,7 @@ _HOMES = {
     "specdec.drafters.plain": "NoDrafter",
     "specdec.drafters.eagle": "EagleDrafter EagleHead",
     "specdec.drafters.eagle_config": "EagleConfig",
-    "specdec.drafters.join": "FirstMatch",
+    "specdec.drafters.join": "ExtendedDrafter FirstMatch",
     "specdec.drafters.lookahead": "LookaheadDrafter",
     "specdec.drafters.lookup": "PromptLookupDrafter",
     "specdec.drafters.source_lookup": "SourceLookupDrafter",
