@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from specdec.drafters.proposal import Proposal
     from specdec.drafters.self_draft import SelfDrafter
     from specdec.drafters.source_lookup import SourceLookupDrafter
+    from specdec.drafters.strings import StringDrafter
     from specdec.drafters.suffix import SuffixDrafter
     from specdec.drafters.tree import Tree
     from specdec.drafters.verified import Verified
@@ -85,6 +86,7 @@ __all__ = [
     "SpeculativeGenerator",
     "StepNoise",
     "Stream",
+    "StringDrafter",
     "SuffixDrafter",
     "Target",
     "TopSlots",
@@ -112,6 +114,7 @@ _HOMES = {
     "drafters.proposal": "Proposal",
     "drafters.self_draft": "SelfDrafter",
     "drafters.source_lookup": "SourceLookupDrafter",
+    "drafters.strings": "StringDrafter",
     "drafters.suffix": "SuffixDrafter",
     "drafters.tree": "Tree",
     "drafters.verified": "Verified",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from specdec.drafters.paths import Paths
     from specdec.drafters.proposal import Proposal as Proposal
     from specdec.drafters.self_draft import SelfDrafter as SelfDrafter
+    from specdec.drafters.strings import StringDrafter as StringDrafter
     from specdec.drafters.suffix import SuffixDrafter as SuffixDrafter
     from specdec.drafters.tree import Tree as Tree
     from specdec.drafters.visible import (
@@ -54,6 +55,7 @@ _HOMES = {
     "specdec.drafters.paths": "Paths",
     "specdec.drafters.proposal": "Proposal",
     "specdec.drafters.self_draft": "SelfDrafter",
+    "specdec.drafters.strings": "StringDrafter",
     "specdec.drafters.suffix": "SuffixDrafter",
     "specdec.drafters.tree": "Tree",
     "specdec.drafters.visible": "Recent Sinks TopSlots Visible",
