@@ -6,7 +6,9 @@ Legend: B rows, S tokens of a text, C slots of the draft model, K draft tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import sha256
 from math import ceil
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +57,8 @@ class StringDrafter(Drafter):
     than K tokens where the target's are longer.
 
     The draft model's keys and values are kept as far as the text, encoded anew in each step, begins
-    with the tokens that they are of. Tokenizers run on the host, so steps are not captured.
+    with the tokens that they are of. Special tokens are no text and are left out. Tokenizers run on
+    the host, so steps are not captured.
 
     Args:
         model: an HF causal LM in eval mode, on the target's device, without recurrent layers.
@@ -103,6 +106,11 @@ class StringDrafter(Drafter):
             )
         self._target, self._own = _Strings(target_tokenizer), _Strings(draft_tokenizer)
         self._own.check_fits("draft", self._slot_model.vocab_size)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Drafter.settings`; with fingerprints of both vocabularies."""
+        both = self._target.fingerprint, self._own.fingerprint
+        return {**super().settings(), "vocabularies": list(both)}
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Raises ValueError for a tokenizer that is not the target's, another device, and a model
@@ -199,7 +207,9 @@ class _Strings:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer
-        self.size = max(tokenizer.get_vocab().values()) + 1
+        vocab = sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])
+        self.size = vocab[-1][1] + 1
+        self.fingerprint = sha256(repr(vocab).encode()).hexdigest()[:16]
         marked, plain = tokenizer("o").input_ids, self._encode("o")
         starts = (i for i in range(len(marked)) if marked[i : i + len(plain)] == plain)
         self._start = marked[: next(starts, 0)]  # what ends a text would be read as its end

@@ -300,6 +300,12 @@ def captured():
     generator.generate(ids, mask, max_new_tokens=30)
 
 
+def test_settings_tell_tokenizers_apart():
+    names = "byte-level", "pieces", "pieces"
+    one, other, same = (drafter_of(name).settings() for name in names)
+    assert one != other == same
+
+
 def test_what_cannot_draft_strings_is_refused_by_name():
     target, draft = tokenizers()["target"], tokenizers()["pieces"]
     small = build("llama", vocab_size=335)
