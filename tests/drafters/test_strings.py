@@ -294,6 +294,19 @@ def test_a_text_without_room_is_not_drafted_for_and_stays_right():
     assert max(map(max, drafted)) > 0
 
 
+def test_steps_that_were_to_be_captured_go_on_eagerly_and_draft_the_same():
+    """As with `graphs="auto"` on a GPU: a step is interrupted, and run again."""
+    (target, _), (ids, mask), results = models_(), batch(), []
+    for graphs in (False, True):
+        generator = SpeculativeGenerator(target, drafter_of("pieces"), graphs=graphs)
+        generator._storages.must_capture = False
+        results.append(generator.generate(ids, mask, max_new_tokens=30))
+    assert "eager, because" in generator.explain()
+    assert results[0].sequences.equal(results[1].sequences)
+    steps = [[[vars(step) for step in row] for row in result.steps] for result in results]
+    assert steps[0] == steps[1]
+
+
 def captured():
     ids, mask = batch()
     generator = SpeculativeGenerator(models_()[0], drafter_of("pieces"), graphs=True)
