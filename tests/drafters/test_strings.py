@@ -111,23 +111,23 @@ def batch():
 @pytest.mark.parametrize("name", FOREIGN)
 def test_greedy_text_is_hfs_in_ragged_batches_and_alone(name):
     (target, _), (ids, mask) = models_(), batch()
-    options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
     text = target.generate(ids, attention_mask=mask, **options)
     generator = SpeculativeGenerator(target, drafter_of(name))
-    result = generator.generate(ids, mask, max_new_tokens=24)
+    result = generator.generate(ids, mask, max_new_tokens=16)
     assert result.sequences.tolist() == text.tolist()
     assert result.stats.num_draft_tokens > 0
-    alone = generator.generate(ids[1:2, mask[1] > 0], max_new_tokens=24)
+    alone = generator.generate(ids[1:2, mask[1] > 0], max_new_tokens=16)
     steps = [[vars(step) for step in r] for r in (alone.steps[0], result.steps[1])]
     assert steps[0] == steps[1]
 
 
 def test_the_target_itself_is_accepted_wherever_its_tokens_are_those_of_its_text():
     target, tokenizer = zoo.load_target(), zoo.load_tokenizer()
-    ids = tokenizer(zoo.heldout_prompts(1)[0], return_tensors="pt").input_ids[:, :60]
+    ids = tokenizer(zoo.heldout_prompts(1)[0], return_tensors="pt").input_ids[:, :30]
     own = StringDrafter(target, tokenizer, tokenizer, 4)
-    result = SpeculativeGenerator(target, own).generate(ids, max_new_tokens=30)
-    plain = SpeculativeGenerator(target, None).generate(ids, max_new_tokens=30)
+    result = SpeculativeGenerator(target, own).generate(ids, max_new_tokens=16)
+    plain = SpeculativeGenerator(target, None).generate(ids, max_new_tokens=16)
     assert result.sequences.equal(plain.sequences)
     assert result.stats.acceptance_rate > 0.95
 
