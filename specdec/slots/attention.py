@@ -63,9 +63,7 @@ def _attends_raggedly(window: Window, query: Tensor, keys: Tensor) -> bool:
     return attends_raggedly(query, keys, has_window_mask=has_mask)
 
 
-def sees(
-    queries: Tensor, keys: Tensor, sliding_window: int | Chunk | Near | None = None
-) -> Tensor:
+def sees(queries: Tensor, keys: Tensor, sliding_window: int | Chunk | Near | None = None) -> Tensor:
     """Whether tokens see others: themselves and those before them, `sliding_window` in all, or
     those of their `Chunk`, or `Near` ones.
 
