@@ -21,11 +21,13 @@ from specdec.drafters.head.window import WindowPlan
 from specdec.drafters.mask_token.correction import DraftRow
 from specdec.drafters.mask_token.head import MaskTokenHead
 from specdec.drafters.mask_token.window import MaskWindow, WindowSpec, expand_window
-from specdec.drafters.tree import TreePass, TreePlan
+from specdec.drafters.proposal import Kind
+from specdec.drafters.tree import Tree, TreePass, TreePlan
 from specdec.samplers.noise import Drawing
 from specdec.types import Context, Draft
 
 if TYPE_CHECKING:
+    from specdec.drafters.visible import Visible
     from specdec.targets import Target
 
 
@@ -76,9 +78,14 @@ class MaskTokenDrafter(HeadDrafter):
         target: PreTrainedModel | Target,
         num_draft_tokens: int | None = None,
         *,
+        proposal: Kind = "sample",
+        draft_temperature: float | None = None,
+        tree: Tree | str | None = None,
+        visible: Visible | None = None,
         confidence_threshold: float | None = None,
-        **options: Any,
     ):
+        options = {"proposal": proposal, "draft_temperature": draft_temperature, "tree": tree}
+        options["visible"] = visible
         super().__init__(head, target, num_draft_tokens, **options)
         self._stop_below(confidence_threshold)
 

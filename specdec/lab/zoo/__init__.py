@@ -122,7 +122,14 @@ def load_drafter(
 
 
 def load_drafter(
-    name: str, target: LlamaForCausalLM | None = None, **options: Unpack[DrafterOptions]
+    name: str,
+    target: LlamaForCausalLM | None = None,
+    *,
+    num_draft_tokens: int = 4,
+    proposal: Kind = "sample",
+    draft_temperature: float | None = None,
+    tree: Tree | str | None = None,
+    visible: Visible | None = None,
 ) -> Drafter:
     """Load one of the zoo's trained drafters.
 
@@ -134,8 +141,7 @@ def load_drafter(
             or "mtp", three prediction modules on the target's last hidden state.
         target: The model that `load_target` gave. Heads need it; "model" takes only its dtype and
             device.
-        options: `num_draft_tokens`, `proposal`, `draft_temperature`, `tree` and `visible`, as for
-            the drafter's class.
+        num_draft_tokens, proposal, draft_temperature, tree, visible: As for the drafter's class.
 
     Returns:
         A drafter, ready for the generator.
@@ -148,6 +154,8 @@ def load_drafter(
         raise ValueError(
             f"the zoo has no drafter {shown(name)}; expected one of {', '.join(DRAFTERS)}"
         )
+    options = {"proposal": proposal, "draft_temperature": draft_temperature, "tree": tree}
+    options |= {"num_draft_tokens": num_draft_tokens, "visible": visible}
     # Imported here, so that models and prompts load without the rest of the library.
     from specdec.checkpoints.drafter import load
     from specdec.checkpoints.families import FAMILIES
