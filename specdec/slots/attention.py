@@ -116,13 +116,16 @@ def window_mask(
     if key not in window.masks:
         slots, device = window.slots[:, -num_queries:], window.slots.device
         attended = torch.arange(window.num_attended, device=device)
-        queries = slots.clamp(max=window.num_attended - 1)[..., None]
-        seen = sees(queries, attended, sliding_window)
+        slots = slots.clamp(max=window.num_attended - 1)
         if window.positions is not None or (window.visible is not None and not is_causal):
-            from specdec.slots.visible import own_visible, visible_slots
+            from specdec.kernels.attention.reference import visible_slots
+            from specdec.slots.ragged import in_slots
 
-            own = own_visible(window, num_queries, sliding_window, is_causal)
-            seen = visible_slots(window, slots, queries, attended, sliding_window, own)
+            layer = AttentionOptions(sliding_window=sliding_window, is_causal=is_causal)
+            options = in_slots(window, slots, layer)
+            seen = visible_slots(slots, window.num_attended, options)
+        else:
+            seen = sees(slots[..., None], attended, sliding_window)
         hidden = torch.full(
             (len(slots), 1, *seen.shape[1:]), -torch.inf, dtype=dtype, device=device
         )

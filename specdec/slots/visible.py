@@ -48,24 +48,3 @@ def own_visible(
     near = is_near(queries[..., None], keys[:, None], sliding_window)
     earlier = visible.shape[2] - num_queries
     return torch.cat([visible[..., :earlier], visible[..., earlier:] & near], dim=2)
-
-
-def visible_slots(
-    window: Window,
-    slots: Tensor,
-    queries: Tensor,
-    attended: Tensor,
-    sliding_window: int | Chunk | Near | None,
-    own: Tensor,
-) -> Tensor:
-    """`[B, n, W]` bool: what queries at slots `[B, n]` see, of `own_visible` slots and others."""
-    num_queries, seen = slots.shape[1], attended <= queries
-    if sliding_window is not None:
-        at = queries if window.positions is None else window.positions[:, -num_queries:, None]
-        # Before a window, position and slot are one.
-        seen = seen & is_near(at, attended, sliding_window)
-    count = own.shape[2]
-    offsets = attended - slots.amin(dim=1, keepdim=True) + count - num_queries  # [B, W]
-    index = offsets.clamp(0, count - 1)[:, None].expand(-1, num_queries, -1)
-    own = own.gather(2, index)
-    return torch.where(((offsets >= 0) & (offsets < count))[:, None], own, seen)

@@ -17,10 +17,11 @@ from specdec.arguments import check_placement
 from specdec.drafters import files
 from specdec.drafters.base import check_num_draft_tokens
 from specdec.drafters.head.layers import look_up
-from specdec.drafters.head.state import HeadState, head_state
+from specdec.drafters.head.state import HeadState
 from specdec.drafters.head.window import ContextRows, read_context
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.tree_drafter import TreeDrafter
+from specdec.slots.cache import SlotCache
 from specdec.types import Context
 
 if TYPE_CHECKING:
@@ -175,14 +176,15 @@ class HeadDrafter(TreeDrafter):
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> HeadState:
         """Key/value storage for `max_length` tokens per row, and the nodes that a step reads."""
-        plan, sizes = self.tree_plan(device), (batch_size, max_length)
-        if getattr(self.config, "layer", None) is None:
+        plan, layer = self.tree_plan(device), getattr(self.config, "layer", None)
+        if layer is None:
             return HeadState(None, None, plan=plan)
-        extra = max(plan.max_read if plan else 0, self.num_after) - self.num_draft_tokens
-        own = {"extra_slots": extra, "device": device}
-        state = head_state(self.head, self.num_layers, sizes, plan, **own)
-        self._show(state.cache)
-        return state
+        room, where = plan.max_read if plan else 0, {"dtype": self.head.dtype, "device": device}
+        shapes = dict.fromkeys(range(self.num_layers), layer.key_value_shape(**where))
+        extra_slots = max(room, self.num_after) - self.num_draft_tokens
+        cache = SlotCache(batch_size, max_length + room, shapes, extra_slots=extra_slots)
+        self._show(cache)
+        return HeadState(cache, layer.rotary_table(cache.num_slots + 1, **where), plan=plan)
 
     def tree_plan(self, device: torch.device) -> TreePlan | None:
         """How its trees grow; `None` for chains."""
