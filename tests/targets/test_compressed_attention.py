@@ -435,6 +435,7 @@ REFUSED = {
     "read entries of several tokens, of which no part": lambda: SelfDrafter(
         model_of(), 3, visible=Recent(6)
     ),
+    "can be shown; leave out visible=": lambda: ModelDrafter(model_of(), visible=Recent(6)),
     "cannot be decoded": choose_among_equal_scores,
 }
 
