@@ -46,11 +46,11 @@ def kinds_of(report):
     ],
 )
 def test_lossless_samplers_pass(sampler):
-    report = certify(sampler, sizes=((3, 2, 6),))
+    report = certify(sampler, sizes=((3, 2, 3),))
     assert report.passed
     assert report.is_exact
     assert report.deviation < 1e-14
-    assert report.num_problems == 6 * 6
+    assert report.num_problems == 3 * 6
     assert str(report).startswith(f"PASS  {type(sampler).__name__}")
 
 
@@ -66,7 +66,7 @@ def test_without_sizes_many_problems_are_tried():
 
 
 def test_float32_passes_within_its_rounding():
-    report = certify(BlockSampler(), dtype=torch.float32, sizes=FEW, progress=soft)
+    report = certify(BlockSampler(), dtype=torch.float32, sizes=((3, 2, 3),), progress=soft)
     assert report.passed
     assert 1e-14 < report.deviation < 1e-6
 
