@@ -200,7 +200,7 @@ def test_the_report_of_a_wrong_rule_says_what_is_wrong_with_it(mistake):
 
 
 def test_the_textbook_passes():
-    assert certify(Mistaken(), sizes=TINY).passed
+    assert certify(Mistaken(), sizes=TINY, progress=soft).passed
 
 
 @pytest.mark.smoke
@@ -281,9 +281,6 @@ def test_draws_of_the_rules_own_are_inconclusive_too():
 
 
 def test_the_function_has_a_module_of_another_name():
-    from specdec import certify as both
-
-    assert both(RejectionSampler(), sizes=((2, 1, 6),), progress=soft).passed
     assert specdec.lab.certificates.certify is certify
     assert specdec.lab.certificates.ForeignSampler is not None
     with pytest.raises(TypeError, match="expected a Sampler or a SpeculativeGenerator, got 3"):
