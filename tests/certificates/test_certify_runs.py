@@ -16,6 +16,7 @@ from transformers.generation import configuration_utils
 
 from specdec import (
     CouplingSampler,
+    Drafter,
     ModelDrafter,
     NoDrafter,
     PromptLookupDrafter,
@@ -89,6 +90,19 @@ def test_a_bias_that_is_to_be_seen_says_what_it_takes_or_is_worked_for():
     assert surer.text.detectable <= 0.03 < report.text.detectable
     assert 0.7 * needed < surer.text.num_tokens < 1.3 * needed + 1024
     assert "to see" not in str(surer)
+
+
+class Stateless(Drafter):
+    """Fits every target and reads no prompt."""
+
+    def validate(self, *, vocab_size, device):
+        """Nothing is asked."""
+
+    def init_state(self, *sizes, **target):
+        """Nothing."""
+
+    def prefill(self, context, state):
+        """Nothing."""
 
 
 class ArgmaxWithSoftLaw(ModelDrafter):
