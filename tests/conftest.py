@@ -4,7 +4,6 @@ import gc
 import os
 import sys
 from importlib.util import find_spec
-from inspect import signature
 from itertools import islice
 from pathlib import Path
 
@@ -140,9 +139,13 @@ def _ways_to_draw_are_examined_once(request, monkeypatch, _draft_laws):
     """A certificate of a rule begins with the way its drafts are drawn. That of the library, which
     nearly all rules have, is examined once in a session; where it is the subject, each time.
     """
-    files = "test_certify.py", "test_certify_doors.py", "test_certify_foreign.py"
-    others = "test_certify_wider.py", "test_wrong_rules.py", "test_path_laws.py"
-    if request.path.name not in (*files, *others) and request.path.parent.name != "cli":
+    files = (
+        "test_certify.py",
+        "test_certify_doors.py",
+        "test_certify_foreign.py",
+        "test_path_laws.py",
+    )
+    if request.path.name not in files and request.path.parent.name != "cli":
         return
     from specdec.lab.certificates.sampler import exact
     from specdec.samplers import draw_by_inversion
@@ -152,7 +155,7 @@ def _ways_to_draw_are_examined_once(request, monkeypatch, _draft_laws):
     def once(sampler, vocab, **options):
         if sampler.draw_draft is not draw_by_inversion:
             return examine(sampler, vocab, **options)
-        case = vocab, sampler.uses_draft_probs, sampler.noise_type, *map(str, options.items())
+        case = vocab, sampler.uses_draft_probs, *map(str, options.items())
         if case not in _draft_laws:
             _draft_laws[case] = examine(sampler, vocab, **options)
         return _draft_laws[case]
@@ -163,20 +166,12 @@ def _ways_to_draw_are_examined_once(request, monkeypatch, _draft_laws):
 SELF_TEST = discovery.compare
 discovery.compare = tried_once(SELF_TEST, {})
 """Of models that are alike the first is tried, in whichever file it stands; see `tried_models`."""
-OF_LAYERS = """
-    chunked_attention compressed_attention edited_families encoder_decoders features
-    indexed_attention latents recurrent slot_attention slot_cache translator
-"""
-"""Files of `targets/` whose subject is what a kind of layers computes."""
 
 
 @pytest.fixture(autouse=True)
 def _each_model_is_tried(request, monkeypatch):
-    """Where the self-test is the subject, or a test replaces what it tries."""
-    room, file = request.path.parent.name, request.path.stem.removeprefix("test_")
-    is_of_targets = room == "targets" and file not in OF_LAYERS.split()
-    is_replaced = room == "targets" and "monkeypatch" in signature(request.function).parameters
-    if is_of_targets or is_replaced or room in ("census", "capabilities", "foreign", "pictures"):
+    """In rooms that are about the self-test."""
+    if request.path.parent.name in ("targets", "census", "capabilities", "foreign", "pictures"):
         monkeypatch.setattr(discovery, "compare", SELF_TEST)
 
 

@@ -27,10 +27,7 @@ def _alike(model: PreTrainedModel, route: Route) -> tuple | None:
     settings = [
         (type(m), [(n, v) for n, v in vars(m).items() if isinstance(v, plain)]) for m in modules
     ]
-    tensors = [
-        (t.dtype, t.device, t.shape, t.is_meta or bool(t.any()))  # equal scores are all zeros
-        for t in (*model.parameters(), *model.buffers())
-    ]
+    tensors = [(t.dtype, t.device, t.shape) for t in (*model.parameters(), *model.buffers())]
     way = route.attention, route.layer_windows, route.attention_modules, route.num_tried
     code = [[getattr(hook, "__qualname__", type(hook)) for hook in table] for table in hooks]
     words = model.config.to_json_string(), *map(str, (settings, tensors, way, code))
