@@ -94,7 +94,8 @@ def replay(ops: Sequence[Op]) -> Side:
         torch._C._cuda_clearCublasWorkspaces()  # those of the graph are then its own
         for op in ops:
             op()
-    return launched(graph.replay, len(ops))
+    # What the operations hold stays as long as the graph, which reads and writes it.
+    return launched(lambda kept=ops: graph.replay(), len(ops))
 
 
 def launched(work: Callable, count: int) -> Side:
