@@ -112,6 +112,7 @@ def _commands_certify_over_few_problems(request, monkeypatch):
         from specdec.lab.certificates.sampler import exact
 
         monkeypatch.setattr(exact, "SIZES", ((2, 1, 2),))
+        monkeypatch.setattr(exact, "TREES", ((-1, -1),))
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import pytest
 
 from specdec.lab.cli import main
 
-FAST = ["--samples", "6", "--max-new-tokens", "12", "--prompts", "1", "--prompt-tokens", "4"]
-FAST += ["--audit-tokens", "12"]
+FAST = ["--samples", "4", "--max-new-tokens", "6", "--prompts", "1", "--prompt-tokens", "4"]
+FAST += ["--audit-tokens", "6"]
 
 
 def test_trees_are_certified(small, capsys):
@@ -30,7 +30,7 @@ def test_the_command_prints_the_verdict_and_exits_with_it(
     assert out.splitlines()[0].startswith("LOSSY  Typical" if code else "PASS  BlockSampler")
     assert re.search(r"\n +accepted per step: [0-3]\.\d\d draft tokens\n", out)
     assert ("TypicalSampler(epsilon=0.3, delta=0.09)" in out.splitlines()[0]) == (code == 1)
-    assert "greedy: 12 tokens are the argmax of Hugging Face's own forward" in out
+    assert "greedy: 6 tokens are the argmax of Hugging Face's own forward" in out
     assert "seen in 95 of 100 runs" in out
     assert is_terminal or "samples: " not in err  # a progress bar, of calls that take seconds
 
