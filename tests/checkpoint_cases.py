@@ -317,6 +317,14 @@ MASK_CASES = [
     case(z_lab(dflash={"causal": True}), DFLASH, is_causal=True),
     case(z_lab(is_causal=True), DFLASH, is_causal=True),
     case(z_lab(**SLIDING, is_causal=False), DFLASH, **BOTH_WAYS),
+    # JetSpec says it in words of its own.
+    case(z_lab(dflash={"causal_head": True, "target_hidden_size": HIDDEN}), DFLASH, is_causal=True),
+    case(z_lab(**SLIDING, dflash={"causal_head": False}), DFLASH, **BOTH_WAYS),
+    case(z_lab(architectures=["JetSpecDraftModel"]), DFLASH, is_causal=True),
+    case(z_lab(head_type="bidirectional"), DFLASH),
+    case(hf_assistant(architectures=["DFlashMuseGlimmerAssistantModel"]), DFLASH),
+    # Qwen3-Omni's, as vLLM reads it: ids of layers twice, by both conventions.
+    case(dspark(architectures=["Qwen3OmniDSparkModel"], **{IDS: [0, 2, 6]}), DSPARK),
     case(
         domino(shift_label=True).but(shift_label=True),
         DFLASH,
