@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from specdec.drafters.source_lookup import SourceLookupDrafter
     from specdec.drafters.suffix import SuffixDrafter
     from specdec.drafters.tree import Tree
+    from specdec.drafters.uno import UnoDrafter
     from specdec.drafters.verified import Verified
     from specdec.drafters.visible import Recent, Sinks, TopSlots
     from specdec.drafters.wrapped import WrappedDrafter
@@ -89,6 +90,7 @@ __all__ = [
     "TopSlots",
     "Tree",
     "TypicalSampler",
+    "UnoDrafter",
     "Verdict",
     "Verified",
     "WrappedDrafter",
@@ -113,6 +115,7 @@ _HOMES = {
     "drafters.source_lookup": "SourceLookupDrafter",
     "drafters.suffix": "SuffixDrafter",
     "drafters.tree": "Tree",
+    "drafters.uno": "UnoDrafter",
     "drafters.verified": "Verified",
     "drafters.visible": "Recent Sinks TopSlots",
     "drafters.wrapped": "WrappedDrafter",

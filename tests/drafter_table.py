@@ -1,8 +1,11 @@
 """Every drafter of the library, one of a user's own, and drafters that are always right."""
 
 import copy
+import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
 
 import assistants
 import eagle_heads
@@ -17,6 +20,7 @@ from eagle_heads import FeatureLoop
 from eagle_oracle import mtp_oracle, oracle_target
 from eagle_oracle import oracle_drafter as eagle_oracle
 from plain_loop import PlainLoop
+from safetensors.torch import save_file
 from toy_mask_token import ToyDrafter, new_head
 
 from specdec import (
@@ -35,6 +39,7 @@ from specdec import (
     SuffixDrafter,
     Target,
     TopSlots,
+    UnoDrafter,
 )
 from specdec.drafters.assistant import AssistantDrafter, AssistantHead
 from specdec.drafters.tree import Tree
@@ -127,7 +132,9 @@ SELF = {
 """What is hidden from the target where it drafts for itself."""
 JOINED = ["lookup or eagle3", "suffix or mtp or eagle1"]
 WITHOUT_LOGITS = ["lookup", "suffix", "suffix, prompts", *JOINED]
-CHAINS = ["itself", "model", *RECURRENT, *WITHOUT_LOGITS, *HEADS, *SELF]
+CHAINS = ["itself", "model", *RECURRENT, *WITHOUT_LOGITS, *HEADS, *SELF, "uno"]
+READERS = [n for n in CHAINS if n in SELF or n == "uno" or n.startswith("assistant")]
+"""Of the target's keys and values."""
 TREE = Tree(nodes=6, depth=3, top_k=2, rates=(0.6, 0.3, 0.2))
 WITH_TREES = [
     "model",
@@ -138,6 +145,7 @@ WITH_TREES = [
     "dspark, rnn",
     "medusa",
     "assistant",
+    "uno",
 ]
 TREES = [f"{name}, tree" for name in WITH_TREES]
 PATHS = [f"{name}, paths" for name in ("model", "eagle3, fewer ids", "dspark, rnn")]
@@ -170,6 +178,26 @@ OF_PROPOSALS = first(DRAFTERS, [*WAYS, *OTHERS])
 
 head_of = cache(lambda name: HEADS[name]())
 recurrent = cache(build)
+
+
+@cache
+def adapter():
+    """A folder with one of random weights, of most linear layers, as PEFT writes it."""
+    folder, generator = Path(mkdtemp()), torch.Generator().manual_seed(5)
+    parts = "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj"
+    layers = {n: m for n, m in MODEL.named_modules() if n.endswith(parts)}
+    shapes = {f"{n}.lora_A": (3, m.in_features) for n, m in layers.items()}
+    shapes |= {f"{n}.lora_B": (m.out_features, 3) for n, m in layers.items()}
+    weights = {
+        f"base_model.model.{n}.weight": 0.3 * torch.randn(shape, generator=generator)
+        for n, shape in shapes.items()
+    }
+    save_file(weights, folder / "adapter_model.safetensors")
+    keys = {"peft_type": "LORA", "r": 3, "lora_alpha": 4, "target_modules": list(parts)}
+    (folder / "adapter_config.json").write_text(json.dumps(keys))
+    return folder
+
+
 own_target = cache(lambda: Target(MODEL))
 
 
@@ -192,6 +220,8 @@ def make(name, num_draft_tokens=4, **options):
         return PromptLookupDrafter(num_draft_tokens, max_ngram=2)
     if name in SELF:
         return SelfDrafter(own_target(), num_draft_tokens, **SELF[name](), **options)
+    if name == "uno":
+        return UnoDrafter(own_target(), adapter(), num_draft_tokens, mask_token_id=50, **options)
     if name.startswith("suffix"):
         return remembering(num_draft_tokens, with_prompts="prompts" in name)
     if name in HEADS:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from specdec.drafters.self_draft import SelfDrafter as SelfDrafter
     from specdec.drafters.suffix import SuffixDrafter as SuffixDrafter
     from specdec.drafters.tree import Tree as Tree
+    from specdec.drafters.uno import UnoDrafter as UnoDrafter
     from specdec.drafters.visible import (
         Recent as Recent,
         Sinks as Sinks,
@@ -56,6 +57,7 @@ _HOMES = {
     "specdec.drafters.self_draft": "SelfDrafter",
     "specdec.drafters.suffix": "SuffixDrafter",
     "specdec.drafters.tree": "Tree",
+    "specdec.drafters.uno": "UnoDrafter",
     "specdec.drafters.visible": "Recent Sinks TopSlots Visible",
     "specdec.drafters.vocabulary": "CommonVocabulary",
     "specdec.drafters.wrapped": "WrappedDrafter",
