@@ -178,14 +178,13 @@ OF_PROPOSALS = first(DRAFTERS, [*WAYS, *OTHERS])
 
 head_of = cache(lambda name: HEADS[name]())
 recurrent = cache(build)
+own_target = cache(lambda: Target(MODEL))
 
 
-@cache
-def adapter():
-    """A folder with one of random weights, of most linear layers, as PEFT writes it."""
-    folder, generator = Path(mkdtemp()), torch.Generator().manual_seed(5)
-    parts = "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj"
-    layers = {n: m for n, m in MODEL.named_modules() if n.endswith(parts)}
+def written(folder, model, *parts):
+    """An adapter of random weights as PEFT writes it, of the layers whose names end so."""
+    generator = torch.Generator().manual_seed(5)
+    layers = {n: m for n, m in model.named_modules() if n.endswith(parts)}
     shapes = {f"{n}.lora_A": (3, m.in_features) for n, m in layers.items()}
     shapes |= {f"{n}.lora_B": (m.out_features, 3) for n, m in layers.items()}
     weights = {
@@ -198,7 +197,11 @@ def adapter():
     return folder
 
 
-own_target = cache(lambda: Target(MODEL))
+@cache
+def adapter():
+    """One for `MODEL`."""
+    parts = "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj"
+    return written(Path(mkdtemp()), MODEL, *parts)
 
 
 @torch.inference_mode(False)  # what is built is kept for other tests

@@ -100,7 +100,16 @@ class UnoDrafter(TreeDrafter, SelfDrafter):
             weights = (nn.Parameter(pair[index], requires_grad=False) for pair in pairs.values())
             setattr(self, name, nn.ParameterList(weights))
         self._runs = Target(own.model, edits=(*own.edits, self._adapt))
+        self._try()
         self.tree = tree
+
+    @torch.inference_mode()
+    def _try(self) -> None:
+        """A forward of two tokens, the second of which is noise; `ValueError` where it fails."""
+        rows = torch.zeros(3, dtype=torch.long, device=self._runs.device)
+        cache = self._runs.init_cache(3, 2)
+        cache.row_inputs = {_FIRST: rows + 1}
+        self._runs.verify(cache, rows, rows, Draft(rows[:, None]))
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from architectures import VOCAB, build
-from drafter_table import MODEL, adapter, drive, make, own_target
+from drafter_table import MODEL, adapter, drive, make, own_target, written
 from drafting import ragged_prompts
 from refusals import refused
 from safetensors.torch import load_file, save_file
@@ -154,9 +154,11 @@ def test_other_adapters_are_refused_by_name(message, tmp_path):
         UnoDrafter(own_target(), changed(tmp_path, keys, **tensors), K)
 
 
-def test_other_targets_are_refused_by_name():
+def test_other_targets_are_refused_by_name(tmp_path):
     with refused("no linear layers of GPT2LMHeadModel .. without adapters"):
         UnoDrafter(build("gpt2"), adapter(), K)
+    with refused("needs layers that read each row by itself, and model.decoder.layers.0.fc1 gets"):
+        UnoDrafter(build("opt"), written(tmp_path, build("opt"), "fc1"), K)
     with refused("mask_token_id must be an integer .. got 1"):
         UnoDrafter(own_target(), adapter(), K, mask_token_id=1)
     drafter = UnoDrafter(Target(MODEL), adapter(), K)
