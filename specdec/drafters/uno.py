@@ -180,7 +180,7 @@ def noise_ids(root: Tensor, positions: Tensor, count: int, limit: int) -> Tensor
 
     Example:
         >>> noise_ids(torch.tensor([[5]]), torch.tensor([9]), 3, 100)
-        tensor([[97, 54, 85]])
+        tensor([[69, 43, 38]])
     """
     index = torch.arange(1, count + 1, device=root.device)
     bits = (root * 0x1E3779B185EBCA8 + (positions[:, None] + index) * 0x11B54A32D192ED) & _BITS
