@@ -70,23 +70,15 @@ def as_stored(name: str, tensor: Tensor) -> StoredTensor:
 class CheckpointFolder:
     """A checkpoint before any of its values is read; with `allow_pickle` also one in pickled
     files. Its `fields` are config.json; `ValueError` if that cannot be read safely. `files` are
-    names of weight files that it may have in the place of the usual ones, `config` of its
-    configuration.
+    names of weight files that it may have in the place of the usual ones.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        allow_pickle: bool = False,
-        files: Sequence[str] = (),
-        config: str = "config.json",
-    ):
+    def __init__(self, path: Path, *, allow_pickle: bool = False, files: Sequence[str] = ()):
         self.path = path
         self._allow_pickle = allow_pickle
         self._files = ("model.safetensors", "pytorch_model.bin", *files)
         check_whole(path)
-        self.fields = ConfigFields(read_json(path / config), str(path / config))
+        self.fields = ConfigFields(read_json(path / "config.json"), str(path / "config.json"))
 
     def anew(self) -> CheckpointFolder:
         """The folder, with none of its fields read yet."""

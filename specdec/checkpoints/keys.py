@@ -73,15 +73,11 @@ def unknown_keys(fields: ConfigFields, ignored: Collection[str] = ()) -> dict[st
     }
 
 
-def listed(keys: dict[str, Any]) -> str:
-    """Keys with their values, for messages."""
-    return ", ".join(f"{key} = {shown(value)}" for key, value in sorted(keys.items()))
-
-
 def refusal_of(keys: dict[str, Any]) -> str:
     """What is said of them."""
+    said = ", ".join(f"{key} = {shown(value)}" for key, value in sorted(keys.items()))
     return (
-        f"not supported: keys of config.json that nothing reads: {listed(keys)}. They may change "
-        f"what the head computes; if they do not, pass ignore_keys={sorted(keys)} (specdec "
-        "inspect: --ignore-keys)"
+        f"not supported: keys of config.json that nothing reads: {said}. They may change what the "
+        f"head computes; if they do not, pass ignore_keys={sorted(keys)} (specdec inspect: "
+        "--ignore-keys)"
     )

@@ -5,30 +5,26 @@ Legend: B rows, K draft tokens, N tokens of a window, V target vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer
-from specdec.drafters import files
 from specdec.drafters.proposal import Kind
 from specdec.drafters.self_draft import SelfDrafter
 from specdec.drafters.tree import Tree, TreePlan
 from specdec.drafters.tree_drafter import TreeDrafter
 from specdec.graphs.tree import shared
+from specdec.lab.show.text import one_line
 from specdec.samplers.noise import Drawing
-from specdec.targets.edits.edit import window_of
+from specdec.targets.edits.adapters import NOISE, only_noise
 from specdec.targets.target import Target
-from specdec.targets.view import wrap_forward
+from specdec.targets.view import private_view
 from specdec.types import Context, Draft
-
-_FIRST = "noise_from"
-"""Row input of the draft's forward, `[B]`: the first slot of noise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,24 +49,23 @@ class UnoDrafter(TreeDrafter, SelfDrafter):
 
     Args:
         target: that it drafts for: the model, or the generator's `Target`; without adapters.
-        adapter: a folder or a Hugging Face id of a LoRA adapter that PEFT has saved.
+        adapter: a folder or a Hugging Face id of a LoRA adapter, which PEFT reads.
         num_draft_tokens: K.
         mask_token_id: with which the adapter was trained; no file says it. 151669 for
             `s-sahoo/uno-qwen3-8B`. `None` is V, as for K2-Horizon's.
         tree: of the most likely tokens of each position, `Tree(nodes=60, depth=16, top_k=32)` or
             "60x16"; `None` drafts chains.
-        revision: of the adapter, on the hub.
+        hub: `subfolder` and `revision` of the adapter, and others of PEFT's `from_pretrained`.
         proposal, draft_temperature: as for `SelfDrafter`.
 
     Raises:
         TypeError, ValueError: as `SelfDrafter`; an adapter that is no plain LoRA or of another
-            model; a target with adapters of PEFT's.
+            model; a target with other adapters of PEFT's.
 
     Example:
-        >>> from specdec import SpeculativeGenerator
-        >>> def uno(model, folder):  # python -m pip install huggingface_hub; snapshot_download
-        ...     drafter = UnoDrafter(model, folder, 8, mask_token_id=151669)
-        ...     return SpeculativeGenerator(model, drafter)
+        >>> def uno(model):
+        ...     where = {"subfolder": "adapter", "mask_token_id": 151669}
+        ...     return UnoDrafter(model, "s-sahoo/uno-qwen3-8B", 8, **where)
 
     Reference: Sahoo et al., arXiv:2609.04010.
     """
@@ -83,23 +78,18 @@ class UnoDrafter(TreeDrafter, SelfDrafter):
         *,
         mask_token_id: int | None = None,
         tree: Tree | str | None = None,
-        revision: str | None = None,
         proposal: Kind = "sample",
         draft_temperature: float | None = None,
+        **hub: Any,
     ):
         options = {"proposal": proposal, "draft_temperature": draft_temperature}
         SelfDrafter.__init__(self, target, num_draft_tokens, **options)
         own = self._target
-        limit = own.vocab_size
-        if mask_token_id is None:
-            mask_token_id = limit
-        self.mask_token_id = check_integer("mask_token_id", mask_token_id, 2, limit)
-        pairs = files.checkpoints("adapter").read_adapter(adapter, own.model, revision=revision)
-        self._layers = tuple(pairs)
-        for name, index in (("down", 0), ("up", 1)):
-            weights = (nn.Parameter(pair[index], requires_grad=False) for pair in pairs.values())
-            setattr(self, name, nn.ParameterList(weights))
-        self._runs = Target(own.model, edits=(*own.edits, self._adapt))
+        limit = own.vocab_size if mask_token_id is None else mask_token_id
+        self.mask_token_id = check_integer("mask_token_id", limit, 2, own.vocab_size)
+        adapted = _adapted(own.model, adapter, **hub)
+        self._runs = Target(adapted, edits=(*own.edits, only_noise))
+        self.model = self._runs.model
         self._try()
         self.tree = tree
 
@@ -108,7 +98,7 @@ class UnoDrafter(TreeDrafter, SelfDrafter):
         """A forward of two tokens, the second of which is noise; `ValueError` where it fails."""
         rows = torch.zeros(3, dtype=torch.long, device=self._runs.device)
         cache = self._runs.init_cache(3, 2)
-        cache.row_inputs = {_FIRST: rows + 1}
+        cache.row_inputs = {NOISE: rows + 1}
         self._runs.verify(cache, rows, rows, Draft(rows[:, None]))
 
     def init_state(
@@ -125,7 +115,7 @@ class UnoDrafter(TreeDrafter, SelfDrafter):
         length = min(self.tree_depth or count, count)
         noise = noise_ids(root, text.positions, length - 1, self.mask_token_id)
         inputs = text.cache.row_inputs if text.row_inputs is None else text.row_inputs
-        text = replace(text, row_inputs={**inputs, _FIRST: text.lengths + 1})
+        text = replace(text, row_inputs={**inputs, NOISE: text.lengths + 1})
         logits, _ = text.forward(self._runs, torch.cat([root, noise], dim=1))  # [B, N, V]
         if state.plan is None:
             drafting = self.proposal.begin(drawing)
@@ -137,33 +127,36 @@ class UnoDrafter(TreeDrafter, SelfDrafter):
 
         return state.plan.grow(self.proposal, drawing, logits[:, :1], expand)
 
-    def _adapt(self, view: PreTrainedModel) -> None:
-        """An edit: adds the adapter's products to those of noise."""
-        modules = dict(view.named_modules())
-        for index, name in enumerate(self._layers):
-            around = partial(self._product, view, name, self.down[index], self.up[index])
-            wrap_forward(modules[name], around)
 
-    def _product(
-        self,
-        view: PreTrainedModel,
-        name: str,
-        down: Tensor,
-        up: Tensor,
-        forward: Callable[[Tensor], Tensor],
-        x: Tensor,
-    ) -> Tensor:
-        out, window = forward(x), window_of(view).on(x.device)
-        if _FIRST not in window.row_inputs:  # the model is tried
-            return out
-        is_noise = window.slots >= window.row_inputs[_FIRST][:, None]  # [B, N]
-        if x.shape[:-1] != is_noise.shape:
-            raise ValueError(
-                f"UnoDrafter needs layers that read each row by itself, and {name} gets "
-                f"{list(x.shape)} for a window of {list(is_noise.shape)}"
-            )
-        added = (x.to(down.dtype) @ down.mT @ up.mT).to(out.dtype)
-        return out + added.where(is_noise[..., None], 0)
+def _adapted(model: PreTrainedModel, adapter: str | Path, **hub: Any) -> nn.Module:
+    """A `PeftModel` of a view of the model, which stays as it is."""
+    from peft import PeftConfig, PeftModel
+
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        raise ValueError("UnoDrafter needs a target without adapters; merge them into its weights")
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    try:
+        config = PeftConfig.from_pretrained(adapter, **hub)
+        kind, bias = config.peft_type, getattr(config, "bias", "none")
+        if kind != "LORA" or bias != "none":
+            raise ValueError(f"not supported: peft_type {kind}, bias {bias!r}; plain LoRA is read")
+        options = {"autocast_adapter_dtype": False}
+        adapted = PeftModel(private_view(model), config, **options)
+        found = adapted.load_adapter(adapter, "default", **options, **hub)
+    except Exception as error:  # PEFT raises errors of many kinds for files it cannot take
+        raise ValueError(f"adapter {adapter}: {type(error).__name__}: {one_line(error)}") from error
+    finally:
+        for weight in trained:
+            weight.requires_grad_(True)
+    if wrong := sorted({*found.missing_keys, *found.unexpected_keys}):
+        raise ValueError(
+            f"adapter {adapter} lacks {len(found.missing_keys)} tensors that its configuration "
+            f"names, and has {len(found.unexpected_keys)} others: {', '.join(wrong[:3])}, ..."
+        )
+    weights = ((n, x) for n, x in adapted.named_parameters() if ".lora_" in n)
+    if broken := [name for name, weight in weights if not weight.isfinite().all()]:
+        raise ValueError(f"adapter {adapter} holds NaN or infinity in {broken[0]}")
+    return adapted.eval()
 
 
 def noise_ids(root: Tensor, positions: Tensor, count: int, limit: int) -> Tensor:

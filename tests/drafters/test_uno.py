@@ -97,6 +97,14 @@ def test_the_first_draft_token_is_a_draw_of_the_target():
     assert again.sequences.equal(result.sequences)
 
 
+def test_the_model_stays_as_it_is():
+    model = build("llama")
+    before, modules = list(model.parameters()), list(model.modules())
+    UnoDrafter(model, adapter(), K)
+    assert all(a is b and a.requires_grad for a, b in zip(before, model.parameters(), strict=True))
+    assert all(a is b for a, b in zip(modules, model.modules(), strict=True))
+
+
 def test_noise_is_uniform_and_a_matter_of_the_text_alone():
     roots = torch.arange(VOCAB)[:, None]
     positions = torch.arange(VOCAB) * 3
@@ -132,18 +140,17 @@ def changed(folder, keys=None, **tensors):
 
 
 REFUSED = {
-    "peft_type 'IA3'; LORA is read": ({"peft_type": "IA3"}, {}),
-    "not supported: use_dora = True": ({"use_dora": True}, {}),
-    "bias = 'all'": ({"bias": "all"}, {}),
-    "rank_pattern.q_proj = 2": ({"rank_pattern": {"q_proj": 2}}, {}),
-    "lora_A of model.layers.0. .. must be [4, .. got F32 [3, ": ({"r": 4}, {}),
-    "lora_B of .. must be .. got nothing": ({}, {"lora_B": lambda x: {}}),
-    "NaN or infinity in lora_A": ({}, {"lora_A": lambda x: x / 0}),
-    "holds lm_head.x, which no plain LoRA has": ({}, {"lora_A": lambda x: {"lm_head.x": x}}),
-    "adapts model.y, no linear layers of Llama": (
+    "not supported: peft_type PeftType.IA3": ({"peft_type": "IA3"}, {}),
+    "bias 'all'; plain LoRA is read": ({"bias": "all"}, {}),
+    "lacks 18 tensors .. lora_magnitude_vector": ({"use_dora": True}, {}),
+    "and has 0 others: base_model": ({}, {"lora_B": lambda x: {}}),
+    "lacks 1 tensors .. and has 1 others: .. lm_head.x": (
         {},
-        {"lora_A": lambda x: {"base_model.model.model.y.lora_A.weight": x}},
+        {"lora_A": lambda x: {"lm_head.x": x}},
     ),
+    "size mismatch": ({"r": 4}, {}),
+    "NaN or infinity in base_model.model.model.layers.0": ({}, {"lora_A": lambda x: x / 0}),
+    "Target modules {'nowhere'} not found": ({"target_modules": ["nowhere"]}, {}),
 }
 
 
@@ -155,12 +162,20 @@ def test_other_adapters_are_refused_by_name(message, tmp_path):
 
 
 def test_other_targets_are_refused_by_name(tmp_path):
-    with refused("no linear layers of GPT2LMHeadModel .. without adapters"):
+    with refused("Target modules .. not found in the base model"):
         UnoDrafter(build("gpt2"), adapter(), K)
-    with refused("needs layers that read each row by itself, and model.decoder.layers.0.fc1 gets"):
+    with refused("need layers that read each row by itself, and a Linear gets"):
         UnoDrafter(build("opt"), written(tmp_path, build("opt"), "fc1"), K)
     with refused("mask_token_id must be an integer .. got 1"):
         UnoDrafter(own_target(), adapter(), K, mask_token_id=1)
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj"], use_dora=True, init_lora_weights=False)
+    dora = peft.get_peft_model(build("llama"), config)
+    dora.save_pretrained(tmp_path / "dora")
+    with refused("an adapter that drafts is plain LoRA, and .. q_proj is a DoraLinearVariant"):
+        UnoDrafter(own_target(), tmp_path / "dora", K)
+    with refused("a target without adapters; merge them"):
+        UnoDrafter(dora, adapter(), K)
     drafter = UnoDrafter(Target(MODEL), adapter(), K)
     with refused("drafts with the target that it was made with"):
         SpeculativeGenerator(copy.deepcopy(MODEL), drafter)
