@@ -12,6 +12,7 @@ import eagle_heads
 import mask_heads
 import medusa_heads
 import mtp_heads
+import pytest
 import torch
 from architectures import VOCAB, build
 from diagonal import first
@@ -224,6 +225,7 @@ def make(name, num_draft_tokens=4, **options):
     if name in SELF:
         return SelfDrafter(own_target(), num_draft_tokens, **SELF[name](), **options)
     if name == "uno":
+        pytest.importorskip("peft")
         return UnoDrafter(own_target(), adapter(), num_draft_tokens, mask_token_id=50, **options)
     if name.startswith("suffix"):
         return remembering(num_draft_tokens, with_prompts="prompts" in name)

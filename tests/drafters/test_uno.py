@@ -56,8 +56,8 @@ def gated(folder, **options):
 )
 @torch.inference_mode()
 def test_drafts_are_those_of_pefts_layers_on_noise_alone(logits_filter, options, tmp_path):
-    reference, num_adapted = gated(tmp_path, **options), 0
-    drafter = UnoDrafter(own_target(), tmp_path, K, mask_token_id=LIMIT)
+    reference, num_adapted = gated(tmp_path / "adapter", **options), 0
+    drafter = UnoDrafter(own_target(), tmp_path, K, mask_token_id=LIMIT, subfolder="adapter")
     for loop, draft, _ in drive(drafter, 4, vocab_size=VOCAB, logits_filter=logits_filter):
         for row, text in enumerate(loop.rows):
             root, count = torch.tensor([[text[-1]]]), len(text)
