@@ -2,89 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.marks import Clues
 
-_LATENTS = "its layers store latents (kv_lora_rank) in place of keys and values"
+_LATENTS = "whose layers store latents (kv_lora_rank) in place of keys and values"
+_OVER_LATENTS = r"K3DSpark|DFlash2KimiK3|(KimiK3|Glm5_2|Deepseek)\w*(DFlash|DSpark)"
 
-
-class Unread(NamedTuple):
-    """Heads of one wiring: what they are, (clues) -> what files are recognised by, and what no head
-    of the library has.
-    """
-
-    what: str
-    mark: Callable[[Clues], str]
-    lacks: str
-
-
-UNREAD = (
-    Unread(
-        "a block head that attends to latents",
-        lambda c: (
-            c.value("dflash_config.attention_mode", "mla")
-            or c.architecture(r"K3DSpark|DFlash2KimiK3|(KimiK3|Glm5_2|Deepseek)\w*(DFlash|DSpark)")
-        ),
-        _LATENTS,
+UNREAD = {
+    f"a block head {_LATENTS}": lambda c: (
+        c.value("dflash_config.attention_mode", "mla") or c.architecture(_OVER_LATENTS)
     ),
-    Unread(
-        "a block head with KDA layers",
-        lambda c: c.key("dflash_config.attention_modes", "linear_attn_config"),
-        "its layers have a recurrent state",
+    "a block head with KDA layers, which have a recurrent state": lambda c: c.key(
+        "dflash_config.attention_modes", "linear_attn_config"
     ),
-    Unread(
-        "a DSpine head",
-        lambda c: c.key("dspine_config") or c.architecture("DSpine"),
-        "its rows send each other messages",
+    "a DSpine head, whose rows send each other messages": lambda c: (
+        c.key("dspine_config") or c.architecture("DSpine")
     ),
-    Unread("a DFlare head", lambda c: c.architecture(r"\w*DFlare"), "its wiring is not known"),
-    Unread(
-        "a DFlash head of Laguna",
-        lambda c: c.architecture(r"\w*Laguna"),
-        "its attention has gates (g_proj), and each feature and each layer's context a norm",
+    "a DFlare head, of which no wiring is known": lambda c: c.architecture(r"\w*DFlare"),
+    "a DFlash head of Laguna, whose attention has gates (g_proj), and each feature and each "
+    "layer's context a norm": lambda c: c.architecture(r"\w*Laguna"),
+    "a JetSpec head of speculators, which reads tokens of the text that are not drafted "
+    "yet": lambda c: c.value("speculators_model_type", "jetspec"),
+    "a DSpark head of Gemma 4, which has norms behind the parts of layers": lambda c: (
+        c.architecture("Gemma4DSpark")
     ),
-    Unread(
-        "a JetSpec head of speculators",
-        lambda c: c.value("speculators_model_type", "jetspec"),
-        "trained on the text's own tokens, it has none for those that are not drafted yet",
+    "a DSpark head of DeepSeek-V4, with hyper-connections and compressed attention": lambda c: (
+        c.value("speculators_model_type", "dsv4_dspark")
+        or (c.architecture(r"\w*DSpark") and c.value("model_type", "deepseek_v4"))
+        or c.tensor(r"mtp\.\d+\.(markov_head|main_proj)\..*")
     ),
-    Unread(
-        "a DSpark head of Gemma 4",
-        lambda c: c.architecture("Gemma4DSpark"),
-        "its layers are Gemma's, with norms behind their parts",
+    "prediction modules of Inkling, whose layers have short convolutions; its models are no "
+    "targets": lambda c: c.tensor(r"model\.mtp\.layers\.0\.transformer_block\..*"),
+    f"an EAGLE head with DeepSeek's layers, {_LATENTS}": lambda c: c.architecture(
+        "Eagle3?Deep[Ss]eek"
     ),
-    Unread(
-        "a DSpark head of DeepSeek-V4",
-        lambda c: (
-            c.value("speculators_model_type", "dsv4_dspark")
-            or (c.architecture(r"\w*DSpark") and c.value("model_type", "deepseek_v4"))
-            or c.tensor(r"mtp\.\d+\.(markov_head|main_proj)\..*")
-        ),
-        "its layers have hyper-connections and compressed attention",
+    "an EAGLE head with its target's layers, which are neither Llama's nor Qwen3's": lambda c: (
+        c.architecture("Eagle(Cohere|MiniCPM|Llama4|Mistral)")
     ),
-    Unread(
-        "prediction modules of Inkling",
-        lambda c: c.tensor(r"model\.mtp\.layers\.0\.transformer_block\..*"),
-        "their layers have short convolutions, and their targets cannot be decoded",
-    ),
-    Unread(
-        "an EAGLE head with DeepSeek's layers",
-        lambda c: c.architecture("Eagle3?Deep[Ss]eek"),
-        _LATENTS,
-    ),
-    Unread(
-        "an EAGLE head with its target's layers",
-        lambda c: c.architecture("Eagle(Cohere|MiniCPM|Llama4|Mistral)"),
-        "its layers are neither Llama's nor Qwen3's",
-    ),
-)
+}
+"""What heads are, and (clues) -> what files of them are recognised by, in words."""
 
 
 def check_read(clues: Clues, fields: ConfigFields) -> None:
     """`ValueError` for files of such a head."""
-    for head in UNREAD:
-        if why := head.mark(clues):
-            raise ValueError(f"{fields.origin}: not supported: {head.what} ({why}): {head.lacks}")
+    for what, mark in UNREAD.items():
+        if why := mark(clues):
+            raise ValueError(f"{fields.origin}: not supported ({why}): {what}")
