@@ -275,14 +275,16 @@ def joined_input(reading: Reading) -> str:
 
 
 _EAGLES = (
-    r"(CosyVoice3)?Eagle3LlamaForCausalLM|LlamaForCausalLMEagle3?|P?Eagle\w*(DraftModel|Speculator)"
-    r"|(Eagle|Peagle)3?(Llama|Qwen[\d_]*(vl|VL)?|MiniMaxM2)(ForCausalLM|Model)|Qwen3Eagle3Model"
+    r"(CosyVoice3)?Eagle3LlamaForCausalLM|LlamaForCausalLMEagle3?|Qwen2ForCausalLMEagle"
+    r"|(P?Eagle3?|LlamaEagle3)DraftModel|P?Eagle3?Speculator|LlamaDecoderLayer|Qwen3Eagle3Model"
+    r"|(Eagle|Peagle)3?(Llama|Qwen[\d_]*(vl|VL)?|MiniMaxM2)(ForCausalLM|Model)"
+    r"|((?![Ee]agle)\w)+For(CausalLM|ConditionalGeneration)"  # a target's own name
 )
 
 
 def other_eagles(reading: Reading) -> Pairs:
-    """EAGLE heads of names whose layers are not known; some have their target's own name."""
-    names = [n for n in reading.fields.strings("architectures") if "agle" in n]
+    """EAGLE heads of names whose layers are not known."""
+    names = reading.fields.strings("architectures")
     yield from _other_names(names, _EAGLES, "LlamaForCausalLMEagle3")
 
 
@@ -310,7 +312,7 @@ def other_language_models(reading: Reading) -> Pairs:
 
 
 _BLOCKS = (
-    r"(Qwen[\d_]*(Omni)?)?(DFlash2?|DSpark|Domino|XPress)(Draft)?Model|JetSpecDraftModel"
+    r"(Qwen[\d_]*(Omni)?)?(DFlash2?|DSpark|Domino|XPress)((Draft)?Model|Speculator)|JetSpecDraftModel"
     r"|DFlash(Qwen3|Llama)ForCausalLM|(DFlash)?MuseGlimmerAssistantModel"
 )
 _LAYERS = {

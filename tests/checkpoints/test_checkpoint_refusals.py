@@ -90,6 +90,10 @@ UNSUPPORTED = {  # Every line begins with "not supported".
     ),
     "architectures ['NewModel'] .. no wiring": dspark(architectures=["NewModel"]),
     "architectures ['Eagle3NewForCausalLM']": vllm(architectures=["Eagle3NewForCausalLM"]),
+    "architectures ['VispecDraftModel']": vllm(architectures=["VispecDraftModel"]),
+    "architectures ['LlamaEagleDraftModel']": safeailab_eagle1(
+        architectures=["LlamaEagleDraftModel"]  # NeMo's, with a norm before and after the layer
+    ),
     "architectures ['PEagleNew']": specforge_peagle(mask_token_id=3, architectures=["PEagleNew"]),
     "model_type 'laguna'": z_lab(model_type="laguna"),
     "no rope_theta .. pass rope_theta=": z_lab(rope_theta=...),
