@@ -20,7 +20,7 @@ from specdec.drafters.tree import Tree, TreePlan
 from specdec.drafters.tree_drafter import TreeDrafter
 from specdec.graphs.tree import shared
 from specdec.lab.show.text import one_line
-from specdec.samplers.noise import Drawing
+from specdec.samplers.noise import Drawing, StepNoise
 from specdec.targets.edits.adapters import NOISE, only_noise
 from specdec.targets.target import Target
 from specdec.targets.view import private_view
@@ -160,7 +160,7 @@ def _adapted(model: PreTrainedModel, adapter: str | Path, **hub: Any) -> nn.Modu
 
 
 def noise_ids(root: Tensor, positions: Tensor, count: int, limit: int) -> Tensor:
-    """Ids from 1 to `limit` - 1, a hash of what stands before them and where.
+    """Ids from 1 to `limit` - 1: numbers of what stands before them and where, of no seed.
 
     Args:
         root: `[B, 1]` int64, the last token of each row.
@@ -173,13 +173,8 @@ def noise_ids(root: Tensor, positions: Tensor, count: int, limit: int) -> Tensor
 
     Example:
         >>> noise_ids(torch.tensor([[5]]), torch.tensor([9]), 3, 100)
-        tensor([[69, 43, 38]])
+        tensor([[ 9,  5, 34]])
     """
-    index = torch.arange(1, count + 1, device=root.device)
-    bits = (root * 0x1E3779B185EBCA8 + (positions[:, None] + index) * 0x11B54A32D192ED) & _BITS
-    for shift, factor in ((30, 0x3F58476D1CE4E5B9), (27, 0x14D049BB133111EB)):
-        bits = ((bits ^ (bits >> shift)) * factor) & _BITS
-    return 1 + (bits ^ (bits >> 31)) % (limit - 1)
-
-
-_BITS = (1 << 62) - 1
+    key = torch.cat([root, torch.zeros_like(root)], dim=1)
+    uniforms = StepNoise(key, positions, count).uniform("uno")
+    return 1 + (uniforms * (limit - 1)).long()
