@@ -49,6 +49,7 @@ from specdec.drafters.mask_token.correction import (
     SelectorConfig,
     XPressConfig,
 )
+from specdec.drafters.mask_token.lattice import LiLiCorrConfig
 from specdec.hf.forward import cache_argument
 from specdec.loop import replay as loop_replay
 from specdec.loop.replay import NUM_EAGER
@@ -199,6 +200,7 @@ def corrections() -> Iterator[Group]:
         "Domino": (DominoConfig(rank, 4 * rank), {}),
         "selector and convolutions": (SelectorConfig(rank), {"convolution": Convolution()}),
         "XPress": (XPressConfig(rank), {}),
+        "LiLiCorr": (LiLiCorrConfig(8, 4 * rank), {}),  # on a GPU the public recipe
     }
     heads = {name: block_head(target.model, kind, **of) for name, (kind, of) in kinds.items()}
     ids = prompt(target.model, 512)

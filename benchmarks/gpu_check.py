@@ -27,6 +27,7 @@ from specdec.drafters.mask_token.correction import (
     SelectorConfig,
     XPressConfig,
 )
+from specdec.drafters.mask_token.lattice import LiLiCorrConfig
 from specdec.drafters.tree import Tree
 
 LENGTHS = (37, 5, 130)
@@ -40,6 +41,7 @@ CORRECTIONS = {
     "Domino": DominoConfig(16, 64),
     "selector": SelectorConfig(16),
     "XPress": XPressConfig(16),
+    "LiLiCorr": LiLiCorrConfig(8, 16),
 }
 BIG = {"30B-A3B": {}, "V3.2, five layers": {"index_topk": 64}}
 """Mixtures of experts of 57 and 61 GB; few chosen keys, so that not all of a text are."""

@@ -18,6 +18,7 @@ from specdec.drafters.eagle import EagleHead
 from specdec.drafters.eagle_config import EagleConfig
 from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.mask_token.head import MaskTokenConfig, MaskTokenHead
+from specdec.drafters.mask_token.lattice import LiLiCorrConfig
 from specdec.drafters.mtp.head import MTPHead
 from specdec.lab.training.mtp import mtp_config
 from specdec.samplers import RejectionSampler, Sampler, Stream
@@ -117,15 +118,18 @@ def mask_token(model: PreTrainedModel, num_draft_tokens: int) -> MaskTokenDrafte
 
 def block_head(model: PreTrainedModel, correction=None, **of_layer) -> MaskTokenDrafter:
     """DSpark's shape: a block of 7 rows that predict the next token each, five layers, the target's
-    vocabulary head, with a correction or without one.
+    vocabulary head, with a correction or without one. A lattice has DFlash's: 7 masks after the
+    last token, which predict their own.
     """
+    is_lattice = isinstance(correction, LiLiCorrConfig)
     theirs = eagle3(model).config
     config = MaskTokenConfig(
-        *("next-token", "keys", replace(theirs.layer, has_qk_norm=True, **of_layer)),
+        *("same-position" if is_lattice else "next-token", "keys"),
+        replace(theirs.layer, has_qk_norm=True, **of_layer),
         *(theirs.vocab_size, theirs.vocab_size, theirs.feature_layers, theirs.target_hidden_size),
         num_layers=5,
         mask_token_id=0,
-        block_size=7,
+        block_size=7 + is_lattice,
         is_causal=False,
         has_lm_head=False,
         correction=correction,

@@ -21,6 +21,7 @@ from checkpoint_layouts import (
     domino,
     dspark,
     hf_assistant,
+    lilicorr,
     markov_shapes,
     nvidia,
     pard,
@@ -47,6 +48,7 @@ from specdec.drafters.mask_token.correction import (
     SelectorConfig,
     XPressConfig,
 )
+from specdec.drafters.mask_token.lattice import LiLiCorrConfig
 
 LAYER = LayerConfig(32, 24, num_heads=4, num_kv_heads=2, head_dim=8, rms_norm_eps=1e-5)
 EAGLE3 = EagleConfig("attention", LAYER, VOCAB, DRAFT_VOCAB, (2, 4, 5), HIDDEN)
@@ -217,6 +219,8 @@ SINKS = {f"layers.{i}.self_attn.attention_sink_bias": (4,) for i in range(2)}
 GATED = {"projector_type": "dspark", "attention_mode": "gqa", "markov_rank": 4}
 GATED |= {"markov_head_type": "gated", "enable_confidence_head": True, "confidence_head_alpha": 1.0}
 SELECTOR = {"convolution": Convolution(3, 4), "correction": SelectorConfig(4, 5)}
+LATTICE = {"correction": LiLiCorrConfig(4, 6, 2, 3, 1.5, 5, 1e-4, 7.5)}
+CONVOLUTIONS = {n: shape for n, shape in dflash2_shapes().items() if "_conv." in n}
 MASK_CASES = [
     case(amazon(), P_EAGLE),
     case(amazon().plus({"mask_hidden": (3 * HIDDEN,)}), P_EAGLE),
@@ -284,6 +288,25 @@ MASK_CASES = [
         ),
         SPECULATORS_DFLASH,
         **SELECTOR,
+    ),
+    case(lilicorr(), DFLASH, **LATTICE),
+    case(lilicorr(named=True, architectures=["Qwen3ForCausalLM"]), DFLASH, **LATTICE),
+    case(
+        lilicorr(dflash={"conv_kernel_size": 3, "conv_group_size": 4}).plus(CONVOLUTIONS),
+        DFLASH,
+        **LATTICE,
+        convolution=Convolution(3, 4),
+    ),
+    case(
+        lilicorr(
+            width=0,
+            layers=(1, 4),
+            dflash={"projector_type": None, "conv_kernel_size": 0, "conv_group_size": 0},
+            has_own_lm_head=True,
+        ).plus({"lm_head.weight": (VOCAB, HIDDEN)}),
+        DFLASH,
+        correction=LiLiCorrConfig(4, 0, 1, 4, 1.5, 5, 1e-4, 7.5),
+        has_lm_head=True,
     ),
     case(
         speculators_dflash(
@@ -364,7 +387,9 @@ RENAMED = [
     (r"^(context_norm|encoder\.output_norm_enc)\.", "hidden_norm."),
     *((f"aux_norm_{level}", f"fc_norm.{i}") for i, level in enumerate(("low", "mid", "high"))),
     (r"^layers\.([12])\.hidden_norm", r"layers.\1.input_layernorm"),
-    (r"^(markov_head|refiner_head|candidate_selector)\.", "correction."),
+    (r"^(markov_head|refiner_head|candidate_selector|lilicorr)\.", "correction."),
+    *((r"feature_mlp\.0\.", "feature_norm."), (r"feature_mlp\.3\.", "feature_mlp.down_proj.")),
+    *((r"mlp\.[01]\.", "mlp.up_proj."), (r"mlp\.2\.", "mlp.down_proj.")),
     (r"^(prefix_gru|embed_proj)\.", r"correction.\1."),
     *((r"^confidence_head\.proj\.", "confidence_head."), ("attention_sink_bias", "sinks")),
 ]

@@ -321,6 +321,58 @@ def dflash2_shapes(*, suffix=""):
     return shapes
 
 
+LILICORR_KEYS = {
+    **{"lilicorr_enabled": True, "projector_type": "lilicorr", "lilicorr_candidate_topk": 4},
+    **{"lilicorr_hidden_size": 6, "lilicorr_num_layers": 2, "lilicorr_num_heads": 3},
+    **{"lilicorr_mlp_ratio": 1.5, "lilicorr_factor_dim": 5},
+    **{"lilicorr_vector_eps": 1e-4, "lilicorr_logit_scale": 7.5, "causal": False},
+}
+
+
+def lilicorr(*, width=6, named=False, layers=(2, 3), dflash=None, **keys):
+    """Model-Optimizer's `LiLiCorrDraftModel`; SGLang names the parts of MLPs, and a head as wide as
+    its drafter has no `token_proj`.
+
+    Args:
+        width: of the lattice's transformer.
+        named: as SGLang's.
+        layers: of the transformer, and its heads.
+        dflash, keys: of the configuration.
+    """
+    wide, linears = width or HIDDEN, {} if width in (0, HIDDEN) else {"token_proj": (width, HIDDEN)}
+    count, heads = layers
+    linears |= dict.fromkeys(("pass_hidden_proj", "context_proj"), (wide, HIDDEN))
+    linears |= {"feature_mlp.1": (wide, 5), "feature_mlp.3": (wide, wide)}
+    linears |= {"feature_mlp.0": (5,), "factor_input_proj": (wide, 3 * wide)}
+    linears |= dict.fromkeys(("out_head", "in_head", "anchor_out_head"), (5, wide))
+    shapes = {
+        **{"slot_embedding": (1, 1, 5, 1, wide), "rank_embedding": (1, 1, 1, 4, wide)},
+        **{"relative_slot_bias": (heads, 11), "same_slot_bias": (heads,)},
+        **{"output_norm.weight": (wide,), "anchor_norm.weight": (wide,)},
+    }
+    for i in range(count):
+        inner, name = int(1.5 * wide), f"layers.{i}"
+        linears |= {f"{name}.mlp.0": (inner, wide), f"{name}.mlp.2": (wide, inner)}
+        linears[f"{name}.attn.out_proj"] = (wide, wide)
+        shapes |= {f"{name}.attn.in_proj_weight": (3 * wide, wide)}
+        shapes |= {f"{name}.attn.in_proj_bias": (3 * wide,)}
+        shapes |= {f"{name}.attn_norm.weight": (wide,), f"{name}.mlp_norm.weight": (wide,)}
+    for name, shape in linears.items():
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    if named:
+        shapes = {_named(name): shape for name, shape in shapes.items()}
+    sizes = LILICORR_KEYS | {"lilicorr_hidden_size": width}
+    sizes |= {"lilicorr_num_layers": count, "lilicorr_num_heads": heads}
+    files = z_lab(dflash=sizes | (dflash or {}), architectures=["LiLiCorrDraftModel"])
+    return files.plus({f"lilicorr.{name}": shape for name, shape in shapes.items()}).but(**keys)
+
+
+def _named(name):
+    name = name.replace("feature_mlp.0.", "feature_norm.")
+    name = name.replace("mlp.0.", "mlp.up_proj.").replace("mlp.2.", "mlp.down_proj.")
+    return name.replace("mlp.1.", "mlp.up_proj.").replace("mlp.3.", "mlp.down_proj.")
+
+
 def xpress_shapes(rank=3, *, ratio=2, block=5):
     """XPress's refiner."""
     shapes = {

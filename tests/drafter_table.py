@@ -101,7 +101,7 @@ def assistant(**flags):
 
 
 CENTROIDS = {"num_centroids": VOCAB, "centroid_intermediate_top_k": 20}
-CORRECTED = ["dspark, rnn", "dflash2", "xpress", "dflash, windows"]
+CORRECTED = ["dspark, rnn", "dflash2", "xpress", "lilicorr", "dflash, windows"]
 HEADS = {
     "eagle1": lambda: eagle(kind="input", has_lm_head=True, output_norm=True),
     "eagle3": lambda: eagle(**WIDE),
@@ -144,6 +144,7 @@ WITH_TREES = [
     "p-eagle",
     "dflash",
     "dspark, rnn",
+    "lilicorr",
     "medusa",
     "assistant",
     "uno",

@@ -24,6 +24,7 @@ from specdec.drafters.mask_token.correction import (
     SelectorConfig,
     XPressConfig,
 )
+from specdec.drafters.mask_token.lattice import LiLiCorrConfig
 
 VOCAB, WIDTH = 23, 16
 LAYER = LayerConfig(WIDTH, 24, num_heads=4, num_kv_heads=2, head_dim=6)
@@ -90,6 +91,13 @@ CORRECTED = {
     "dflash2, next token": replace(DSPARK, correction=SelectorConfig(3, top_k=4)),
     "xpress": replace(DFLASH, correction=XPressConfig(4)),
     "xpress, next token": replace(DSPARK, correction=XPressConfig(3, mlp_ratio=1)),
+    "lilicorr": replace(DFLASH, correction=LiLiCorrConfig(4, 6, 2, 3, 1.5, factor_dim=4)),
+    "lilicorr, convolutions": flagged(
+        DFLASH,
+        correction=LiLiCorrConfig(3, 0, 1, 2, factor_dim=3, scale=3.0),
+        confidence="hidden",
+        convolution=Convolution(2, 8),
+    ),
 }
 WINDOWED = {
     "p-eagle, windows": flagged(P_EAGLE, windows=(3, None), has_sinks=True),

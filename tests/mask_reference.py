@@ -89,6 +89,78 @@ def refined(weights, block: Tensor, previous: Tensor) -> Tensor:
     return x @ weights["readout.weight"].T
 
 
+def latticed(config, weights, logits: Tensor, rows: Tensor, feature: Tensor, path, embeddings):
+    """LiLiCorr's scores of a path, `[K, V]`, candidate by candidate: `logits` `[S, V]` and `rows`
+    `[S, H]` of all positions, the target's last feature `[H]`. A token that is no candidate counts
+    as the best one.
+    """
+    sizes, eps, nodes = config.correction, config.layer.rms_norm_eps, []
+    ids = [row.argsort(descending=True)[: sizes.top_k].tolist() for row in logits]
+    for s, (row, own) in enumerate(zip(logits, ids, strict=True)):
+        log_probs = row.log_softmax(0)[own]
+        for rank, p in enumerate(log_probs):
+            said = [p, p.exp(), p - log_probs[0], rank / max(sizes.top_k - 1, 1), rank == 0]
+            said = torch.tensor(said, dtype=row.dtype)
+            said = (said - said.mean()) / torch.sqrt(said.var(correction=0) + 1e-5)
+            said = said * weights["feature_norm.weight"] + weights["feature_norm.bias"]
+            x = embeddings[own[rank]]
+            x = linear(weights, "token_proj", x) if "token_proj.weight" in weights else x
+            x = x + linear(weights, "pass_hidden_proj", rows[s])
+            x = x + silu_mlp(weights, "feature_mlp.", said)
+            x = x + weights["slot_embedding"][0, 0, s, 0] + weights["rank_embedding"][0, 0, 0, rank]
+            nodes.append(x)
+    x, slots = torch.stack(nodes), [s for s in range(len(ids)) for _ in ids[s]]
+    for i in range(sizes.num_layers):
+        layer = {n.removeprefix(f"layers.{i}."): t for n, t in weights.items()}
+        x = x + lattice_attention(
+            sizes, layer, weights, normed(x, layer["attn_norm.weight"], eps), slots
+        )
+        x = x + silu_mlp(layer, "mlp.", normed(x, layer["mlp_norm.weight"], eps))
+    x = normed(x, weights["output_norm.weight"], eps)
+    last = normed(linear(weights, "context_proj", feature), weights["anchor_norm.weight"], eps)
+    after, scores = linear(weights, "anchor_out_head", last), []
+    for s, own in enumerate(ids[: len(path)]):
+        found = torch.full_like(logits[s], -torch.inf)
+        for rank, token in enumerate(own):
+            factors = node_factors(weights, x[s * sizes.top_k + rank], last)
+            into = linear(weights, "in_head", factors)
+            lengths = (
+                after.norm().clamp(min=sizes.vector_eps),
+                into.norm().clamp(min=sizes.vector_eps),
+            )
+            found[token] = sizes.scale * (after @ into) / (lengths[0] * lengths[1])
+        scores.append(found)
+        chosen = own.index(path[s]) if path[s] in own else 0
+        factors = node_factors(weights, x[s * sizes.top_k + chosen], last)
+        after = linear(weights, "out_head", factors)
+    return torch.stack(scores)
+
+
+def node_factors(weights, node: Tensor, last: Tensor) -> Tensor:
+    return F.silu(linear(weights, "factor_input_proj", torch.cat([node, last, node * last])))
+
+
+def silu_mlp(weights, name: str, x: Tensor) -> Tensor:
+    return linear(weights, f"{name}down_proj", F.silu(linear(weights, f"{name}up_proj", x)))
+
+
+def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
+
+
+def lattice_attention(sizes, layer, weights, x: Tensor, slots: list[int]) -> Tensor:
+    joined, heads = x @ layer["attn.in_proj_weight"].T + layer["attn.in_proj_bias"], []
+    middle = weights["relative_slot_bias"].shape[1] // 2
+    distances = torch.tensor([[a - b for b in slots] for a in slots])
+    split = [part.chunk(sizes.num_heads, 1) for part in joined.chunk(3, 1)]
+    for h, (queries, keys, values) in enumerate(zip(*split, strict=True)):
+        scores = queries @ keys.T / queries.shape[1] ** 0.5
+        scores = scores + weights["relative_slot_bias"][h][middle + distances]
+        scores = scores + torch.where(distances == 0, weights["same_slot_bias"][h], 0)
+        heads.append(scores.softmax(1) @ values)
+    return linear(layer, "attn.out_proj", torch.cat(heads, 1))
+
+
 def draft_logits(config, weights, tables, text, features, count, path=None, **faults) -> Tensor:
     """What the head predicts after a text, `[K, Vd]`.
 
@@ -113,8 +185,14 @@ def draft_logits(config, weights, tables, text, features, count, path=None, **fa
         return logits
     own = {name.removeprefix("correction."): tensor for name, tensor in weights.items()}
     embeddings = weights["embed_tokens.weight"] if "embed_tokens.weight" in weights else tables[0]
+    embeddings = embeddings.to(rows.dtype)
+    if type(config.correction).__name__ == "LiLiCorrConfig":
+        logits = block[start:] @ vocabulary.to(rows.dtype).T * config.logit_scale
+        feature = linear(weights, "fc", features[-1:])
+        feature = rms_norm(config, feature, weights["hidden_norm.weight"])[0]
+        return latticed(config, own, logits, block[start:], feature, path, embeddings)
     before = [text[max(len(text) - 2, 0)], text[-1], *path]
-    return corrected(config, own, logits, block, start, before, embeddings.to(rows.dtype))
+    return corrected(config, own, logits, block, start, before, embeddings)
 
 
 def draft_rows(config, weights, tables, text, features, count, **faults) -> Tensor:

@@ -70,9 +70,13 @@ class ConfigFields:
         value = self.get(name, default)
         return self._checked(name, value, type(value) is bool, "true or false")
 
-    def number(self, name: str, default: float | None = None) -> float | None:
+    def number(
+        self, name: str, default: float | None = None, *, is_needed: bool = False
+    ) -> float | None:
         """A positive finite number, or `default`."""
         value = self.get(name, default)
+        if value is None and is_needed:
+            raise ValueError(f"{self.origin} lacks {name}")
         fits = value is None or (type(value) in (int, float) and 0 < value < math.inf)
         self._checked(name, value, fits, "a positive number")
         return value if value is None else float(value)

@@ -1,7 +1,7 @@
 """Parts of block heads, as public checkpoints name their keys and tensors: corrections inside a
 block, and convolutions in the layers.
 
-DeepSpec and speculators have the keys at the top of `config.json`, SpecForge and z-lab in
+DeepSpec and speculators have the keys at the top of `config.json`, SpecForge, z-lab and NVIDIA in
 `dflash_config`. The mark of a part is (names of the head's tensors) -> whether they have it.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdec.checkpoints.layout import Key, Layout, Reading, Written
+from specdec.checkpoints.layout import Key, Layout, Reading
 from specdec.checkpoints.tensor_rules import Named
 from specdec.drafters.head.layer_config import Convolution
 from specdec.drafters.mask_token.correction import (
@@ -19,16 +19,22 @@ from specdec.drafters.mask_token.correction import (
     SelectorConfig,
     XPressConfig,
 )
+from specdec.drafters.mask_token.lattice import LiLiCorrConfig
 
 
-def _part(kind: str, config: type, keys: dict[str, str], **others: Any) -> Layout:
-    """A record of a part's sizes, by our fields; an absent key means the usual size."""
-    if issubclass(config, Convolution):
-        usual = Convolution._field_defaults
-    else:
-        usual = {name: getattr(config, name) for name in keys}
-    # Only the rows before the first corrected one may be none.
-    fields = {n: Key(key, usual[n], low=0 if n == "first" else 1) for n, key in keys.items()}
+def _part(
+    kind: str, config: type, keys: dict[str, str], *, must_be_there: bool = False, **others: Any
+) -> Layout:
+    """A record of a part's sizes, by our fields; an absent key means the usual size, if it may."""
+    usual = getattr(config, "_field_defaults", vars(config))
+    fields = {
+        name: Key(
+            key,
+            type(usual[name]) if must_be_there else usual[name],
+            low=0 if usual[name] == 0 else 1,
+        )
+        for name, key in keys.items()
+    }
     return Layout("", kind, config, fields=fields, file=tuple(keys), **others)
 
 
@@ -63,10 +69,34 @@ MARKOV = _part(
     mark=lambda names: "correction.markov_w1.weight" in names,
     tensors=(Named({"markov_head.": "correction."}),),
 )
+LILICORR = _part(
+    "LiLiCorr",
+    LiLiCorrConfig,
+    {
+        **{"top_k": "lilicorr_candidate_topk", "width": "lilicorr_hidden_size"},
+        **{"num_layers": "lilicorr_num_layers", "num_heads": "lilicorr_num_heads"},
+        **{"mlp_ratio": "lilicorr_mlp_ratio", "factor_dim": "lilicorr_factor_dim"},
+        **{"vector_eps": "lilicorr_vector_eps", "scale": "lilicorr_logit_scale"},
+    },
+    must_be_there=True,  # engines have no defaults, and two keys show in no shape
+    mark=lambda names: "correction.same_slot_bias" in names,
+    tensors=(
+        Named(
+            {  # Model-Optimizer numbers the parts of an MLP, SGLang and TensorRT-LLM name them.
+                "lilicorr.feature_mlp.0.": "correction.feature_norm.",
+                "lilicorr.feature_mlp.1.": "correction.feature_mlp.up_proj.",
+                "lilicorr.feature_mlp.3.": "correction.feature_mlp.down_proj.",
+                "lilicorr.layers.{depth}.mlp.0.": "correction.layers.{depth}.mlp.up_proj.",
+                "lilicorr.layers.{depth}.mlp.2.": "correction.layers.{depth}.mlp.down_proj.",
+                "lilicorr.": "correction.",
+            }
+        ),
+    ),
+)
 CONVOLUTION = _part(
     "convolutions", Convolution, {"taps": "conv_kernel_size", "group": "conv_group_size"}
 )
-CORRECTIONS = DOMINO, XPRESS, SELECTOR, MARKOV
+CORRECTIONS = DOMINO, XPRESS, SELECTOR, LILICORR, MARKOV
 """In the order in which they are tried."""
 
 
@@ -92,9 +122,12 @@ def correction(
 
 
 def convolution(reading: Reading) -> Convolution | None:
-    """Of the layers: heads with a selector have them."""
-    has_selector = isinstance(reading["correction"], SelectorConfig)
-    return read_part(CONVOLUTION, reading) if has_selector else None
+    """Of the layers: heads with a selector have them, and those with a lattice that name them."""
+    kind = type(reading["correction"])
+    has_any = kind is SelectorConfig or (
+        kind is LiLiCorrConfig and reading.either.get("conv_kernel_size")
+    )
+    return read_part(CONVOLUTION, reading) if has_any else None
 
 
 def read_part(part: Layout, reading: Reading) -> Any:
@@ -102,16 +135,6 @@ def read_part(part: Layout, reading: Reading) -> Any:
     own = Reading(part, reading.either, reading.tensors)
     reading.fields.accept(place for key in part.inert for place in (key, f"dflash_config.{key}"))
     return part.config(**{name: own[name] for name in part.fields})
-
-
-def correction_keys(
-    correction: CorrectionConfig | None, convolution: Convolution | None
-) -> dict[str, Any]:
-    """Keys of a correction and of convolutions, for a file."""
-    keys = {"markov_rank": 0}
-    if correction is not None:
-        keys = part_of(correction).keys(Written(correction))
-    return keys if convolution is None else keys | CONVOLUTION.keys(Written(convolution))
 
 
 def part_of(correction: CorrectionConfig | None) -> Layout | None:

@@ -26,7 +26,6 @@ from specdec.checkpoints.feature_heads import open_reading
 from specdec.checkpoints.files import as_stored, names_of
 from specdec.checkpoints.head_layouts import WRITTEN
 from specdec.checkpoints.layout import Layout, Reading, Written
-from specdec.checkpoints.reading import check_supported
 from specdec.checkpoints.tensor_rules import write_tensors
 from specdec.checkpoints.vocab_map import write_vocab_map
 from specdec.drafters.head.config import HeadConfig
@@ -192,7 +191,7 @@ def _obstacles(head: FeatureHead, record: Layout) -> list[str]:
 def _unequal(reading: Reading, config: Any) -> Iterator[str]:
     """Fields that a reading of written files has other values of."""
     try:
-        check_supported(reading)
+        reading.check_supported()
     except ValueError as error:
         yield str(error)
     for name, value in vars(config).items():

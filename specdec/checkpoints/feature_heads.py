@@ -18,7 +18,6 @@ from specdec.checkpoints.files import CheckpointFolder
 from specdec.checkpoints.head_layouts import LAYOUTS
 from specdec.checkpoints.layers import fill_speculators, has_neighbours
 from specdec.checkpoints.layout import Layout, Reading, Tensors
-from specdec.checkpoints.reading import check_supported, read_config
 from specdec.checkpoints.tensor_rules import (
     Ending,
     LaterNorms,
@@ -62,8 +61,8 @@ def translate(
     beside = {path.name for path in folder.path.iterdir()}
     given = {"options": options, "beside": beside, "target": target}
     reading = open_reading(source.layout, folder.fields, folder.tensors(), **given)
-    check_supported(reading)
-    config = read_config(reading)
+    reading.check_supported()
+    config = reading.config()
     reading.check_joined(config)
     reading.accept_inert()
     if "layer" in source.layout.fields and has_neighbours(reading.fields):

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import LlamaConfig, Qwen3Config
 
-from specdec.checkpoints.correction import correction_keys
+from specdec.checkpoints.correction import CONVOLUTION, part_of
 from specdec.checkpoints.layers import layer_keys
 from specdec.checkpoints.layout import Written
 from specdec.drafters.head.feature_config import FeatureHeadConfig
@@ -96,10 +96,11 @@ def corrected(*, is_always: bool = False) -> Part:
     """Keys of a correction and of convolutions; without one, if always, that there is none."""
 
     def keys(what: Written) -> dict[str, Any]:
-        correction = what.config.correction
-        if correction is None and not is_always:
-            return {}
-        return correction_keys(correction, what.config.layer.convolution)
+        correction, convolution = what.config.correction, what.config.layer.convolution
+        if correction is None:
+            return {"markov_rank": 0} if is_always else {}
+        found = part_of(correction).keys(Written(correction))
+        return found if convolution is None else found | CONVOLUTION.keys(Written(convolution))
 
     return keys
 

@@ -7,7 +7,7 @@ silent fault: such a head still runs, and hardly anything that it drafts is acce
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from specdec.checkpoints.config_fields import ConfigFields
@@ -30,21 +30,6 @@ class LayerIds(NamedTuple):
     ids: object
     usual: Convention
     least: int = 0
-
-
-def find_layer_ids(
-    fields: ConfigFields, keys: Mapping[str, tuple[Convention, int]]
-) -> list[LayerIds]:
-    """Those of some keys under which ids stand; `section.key` is nested. Each key comes with how
-    its usual readers take ids, and the lowest id.
-    """
-    found = []
-    for key, taken in keys.items():
-        place, name = fields.at(key)
-        ids = place.get(name)
-        if ids is not None:
-            found.append(LayerIds(key, ids, *taken))
-    return found
 
 
 def read_layer_ids(

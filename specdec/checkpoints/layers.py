@@ -150,40 +150,6 @@ def layer_keys(layer: LayerConfig, num_layers: int, vocab_size: int) -> dict[str
     }
 
 
-def read_windows(fields: ConfigFields) -> tuple[int | None, ...]:
-    """`LayerConfig.windows`: from `layer_types` and `sliding_window`, or of z-lab's `use_swa` and
-    `swa_window_size`, which stand for all layers where `layer_types` names none.
-    """
-    flash, count = fields.section("dflash_config"), fields.integer("num_hidden_layers", 1)
-    types = fields.strings("layer_types")
-    if others := set(types) - {"full_attention", "sliding_attention"}:
-        raise ValueError(f"{fields.origin}: not supported: layer_types {sorted(others)}")
-    if types and len(types) < count:
-        raise ValueError(f"{fields.origin}: layer_types names {len(types)} of {count} layers")
-    slides = [name == "sliding_attention" for name in types[:count]] or [False] * count
-    if fields.flag("use_sliding_window") and not types:
-        raise ValueError(f"{fields.origin}: use_sliding_window needs layer_types, which says where")
-    if flash.flag("use_swa") and not any(slides):
-        slides = [True] * count
-    if not any(slides):
-        return ()
-    size = flash.get("swa_window_size")
-    if size is None and fields.get("use_sliding_window") is False:
-        # HF's Qwen3Config drops sliding_window then. z-lab's layers go on without a window, vLLM's
-        # raise an error: a file that means either says so without a contradiction.
-        raise ValueError(
-            f"{fields.origin} contradicts itself: layers slide (layer_types or use_swa), and "
-            "use_sliding_window is false; set it to true, or name full_attention in layer_types"
-        )
-    size = fields.get("sliding_window") if size is None else size
-    if type(size) is not int or size < 1:
-        raise ValueError(
-            f"{fields.origin}: sliding layers need sliding_window, a number of positions, got "
-            f"{size!r}"
-        )
-    return tuple(size if slide else None for slide in slides)
-
-
 def _read_rope(fields: ConfigFields) -> dict:
     """HF's `rope_parameters`, from its new or its old keys."""
     section = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"

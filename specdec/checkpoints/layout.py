@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from dataclasses import fields as fields_of
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -24,7 +25,6 @@ from specdec.checkpoints.layer_ids import (
     Convention,
     LayerIds,
     check_layers,
-    find_layer_ids,
     read_layer_ids,
 )
 from specdec.checkpoints.marks import Clues
@@ -72,8 +72,8 @@ class Key:
 
     Args:
         name: the key, `section.key` where it is nested.
-        usual: what an absent key means, or `int` for a number that must be there. Its type is that
-            of the key's values.
+        usual: what an absent key means, or `int` or `float` for a number that must be there. Its
+            type is that of the key's values.
         also: other keys that are read; of flags one that is true is enough.
         is_in_either: the key may stand at the top or in `dflash_config`.
         low, high: the smallest and the largest number.
@@ -121,6 +121,8 @@ class Key:
         place, name = place.at(name)
         if type(self.usual) is bool:
             return place.flag(name, default=self.usual)
+        if self.usual is float:
+            return place.number(name, is_needed=True)
         if type(self.usual) is float:
             return place.number(name, self.usual)
         if type(self.usual) is str:
@@ -335,7 +337,9 @@ class Reading:
 
     def layer_ids(self) -> list[LayerIds]:
         """Every key under which ids stand."""
-        return find_layer_ids(self.fields, self.layout.ids)
+        places = ((key, *self.fields.at(key), taken) for key, taken in self.layout.ids.items())
+        found = (LayerIds(key, place.get(name), *taken) for key, place, name, taken in places)
+        return [entry for entry in found if entry.ids is not None]
 
     def hidden_states(
         self, found: list[LayerIds], num_layers: int | None, convention_of: str = ""
@@ -344,6 +348,28 @@ class Reading:
         asked = self.options.get("layer_convention")
         producer = convention_of or self.layout.producer
         return read_layer_ids(found, self.fields, num_layers, producer=producer, convention=asked)
+
+    def check_supported(self) -> None:
+        """`ValueError` with all that no head of the library has."""
+        pairs = (pair for refuse in self.layout.refuse for pair in refuse(self))
+        if found := [text for is_so, text in pairs if is_so]:
+            raise ValueError(f"{self.fields.origin}: not supported: {'; '.join(found)}")
+
+    def config(self) -> Any:
+        """Every convention resolved, for a target if there is one; where the caller does not know
+        better, as the layout says.
+        """
+        layout, options = self.layout, self.options.keys()
+        own = {entry.name for entry in fields_of(layout.config)}
+        unmeant = (options & own) - layout.fields.keys()
+        if layout.fields.get("feature_layers") == ():
+            unmeant |= options & {"feature_layers", "layer_convention"}
+        if unmeant:
+            raise ValueError(
+                f"{', '.join(sorted(unmeant))}: {layout.kind} heads have none; drop it"
+            )
+        values = {name: self[name] for name in layout.fields if not name.startswith("layer.")}
+        return layout.config(**{name: value for name, value in values.items() if name in own})
 
     def accept_inert(self) -> None:
         """Keys that change nothing count as read, as those do that files are written with."""

@@ -2,8 +2,8 @@
 
 P-EAGLE heads (amazon, speculators, SpecForge) are EAGLE-3 heads with a learned feature of masks.
 PARD models (AMD) are causal language models with the id of a mask. DFlash heads (z-lab, TorchSpec,
-Hugging Face) read features as keys and values; DSpark, Domino, DFlash 2 and XPress are DFlash heads
-with a correction inside the block.
+Hugging Face) read features as keys and values; DSpark, Domino, DFlash 2, XPress and LiLiCorr are
+DFlash heads with a correction inside the block.
 """
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ PARD = Layout(
     },
     tensors=(
         Prefixed("model.", bare=("lm_head.",)),
-        Padded(EMBEDDINGS, rules.padded_rows),
-        Padded(HEAD, rules.proposed_rows),
+        Padded(EMBEDDINGS, lambda r: (r.fields.integer("vocab_size"), r["vocab_size"])),
+        Padded(HEAD, lambda r: (r.fields.integer("vocab_size"), r["draft_vocab_size"])),
         rules.FirstIds(),
     ),
     refuse=(rules.files_beside, rules.other_language_models),
@@ -389,6 +389,32 @@ DFLASH2 = _block(
     lambda c: c.architecture("DFlash2"),
     fields={"correction": partial(correction.correction, own=correction.SELECTOR)},
 )
+
+
+def _other_candidates(reading: Reading) -> Iterator[tuple[bool, str]]:
+    """Engines embed candidates with the target's table, whatever the masks are embedded with."""
+    yield EMBEDDINGS in reading.tensors, "LiLiCorr beside embeddings of its own (embed_tokens)"
+
+
+LILICORR = _block(
+    "NVIDIA",
+    "LiLiCorr",
+    lambda c: c.architecture("LiLiCorr"),
+    fields={"correction": partial(correction.correction, own=correction.LILICORR)},
+    refuse=(rules.files_beside, rules.other_blocks, _other_candidates),
+    inert={
+        _PROJECTOR: ("lilicorr",),
+        f"{_IN_FLASH}lilicorr_enabled": (True,),
+        **dict.fromkeys((f"{_IN_FLASH}conv_kernel_size", f"{_IN_FLASH}conv_group_size"), (0,)),
+        "has_own_lm_head": lambda has_one, r: has_one == (HEAD in r.tensors),
+    },
+)
+"""Model-Optimizer's files, which SGLang, vLLM and TensorRT-LLM serve: a DFlash head, eight keys
+`dflash_config.lilicorr_*`, all of which must be there, and tensors `lilicorr.*`; with
+`conv_kernel_size` and `conv_group_size` DFlash 2's convolutions. Log-probabilities of candidates
+are of the whole vocabulary at temperature 1, of the target's vocabulary head or the file's own
+(`has_own_lm_head`).
+"""
 DFLASH = _block(
     "z-lab",
     "DFlash",
@@ -442,8 +468,12 @@ MASKS_OF_SPECULATORS = (
 
 MASKS = (
     *(PARD, DEEPSPEC_DSPARK, SPECFORGE_P_EAGLE, SPECFORGE_DSPARK, SPECFORGE_DOMINO, DFLASH2),
+    LILICORR,
     _also(SPECFORGE_DSPARK, lambda c: c.value(_PROJECTOR, "dspark")),
     _also(SPECFORGE_DOMINO, lambda c: c.value(_PROJECTOR, "domino")),
+    _also(
+        LILICORR, lambda c: c.value(_PROJECTOR, "lilicorr") or c.key(f"{_IN_FLASH}lilicorr_enabled")
+    ),
     *(HUGGING_FACE, DFLASH, TORCHSPEC, AMAZON, _also(SPECFORGE_P_EAGLE, _mark_of_masks)),
 )
 """All other mask-token heads, in the order in which files are tried."""

@@ -28,8 +28,8 @@ MASK_TOKEN = family_of_layouts(
     },
 )
 """P-EAGLE, PARD and DFlash. The producer is `"speculators"`, `"amazon"`, `"SpecForge"`, `"AMD"`,
-`"z-lab"`, `"TorchSpec"`, `"Hugging Face"` or `"DeepSpec"`. The kind is the design by its name in
-papers.
+`"z-lab"`, `"NVIDIA"`, `"TorchSpec"`, `"Hugging Face"` or `"DeepSpec"`. The kind is the design by
+its name in papers.
 
 The options are what a caller may know better than a checkpoint's configuration says.
 `mask_token_id`: of the masks, where the configuration names none or another. `alignment` and

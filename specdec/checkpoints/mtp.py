@@ -38,7 +38,6 @@ from specdec.checkpoints.mtp_layouts import (
     WRITTEN,
     ModuleReading,
 )
-from specdec.checkpoints.reading import check_supported, read_config
 from specdec.checkpoints.tensor_rules import is_named, read_tensors, write_tensors
 from specdec.drafters.head.hf_layer import HFLayerConfig
 from specdec.drafters.head.layer_config import LayerConfig
@@ -78,12 +77,12 @@ def translate(
     reading = ModuleReading(source.layout, keys, target, given)
     in_file = folder.tensors(lambda name: is_named(name, rules, reading))
     reading.tensors = read_tensors(in_file, rules, reading)
-    check_supported(reading)
+    reading.check_supported()
     is_own, text = source.layout is OWN, reading.fields
     if not is_own:
         _check_count(text, reading["num_layers"])
     _check_numbers(text.raw, text.origin)
-    config = read_config(reading)
+    config = reading.config()
     _check_state("target_state", (config.target_state,))
     if isinstance(config.layer, HFLayerConfig):  # whose class has read the target's keys
         known = {*hf_layers.known_keys(type(config.layer.config)), *(_COUNTS if is_own else ())}
@@ -208,7 +207,7 @@ def config_for(target: PreTrainedModel, layout: Layout, num_depths: int) -> MTPC
     """The head that a layout's names mean beside a target; `ValueError` for a target that engines
     would run as another model then.
     """
-    return read_config(_reading_of(target, layout, num_layers=num_depths))
+    return _reading_of(target, layout, num_layers=num_depths).config()
 
 
 def _reading_of(target: PreTrainedModel, layout: Layout, **given: Any) -> ModuleReading:
@@ -271,7 +270,7 @@ def _check_wiring(config: MTPConfig, tensors: Mapping[str, Tensor], reading: Mod
     stored = {name: as_stored(name, x.to("meta")) for name, x in tensors.items()}
     of_modules = {n: x for n, x in stored.items() if is_named(n, layout.tensors, reading)}
     reading.tensors = read_tensors(of_modules, layout.tensors, reading)
-    meant, copied = read_config(reading), {f"has_{name}": True for name in layout.copies}
+    meant, copied = reading.config(), {f"has_{name}": True for name in layout.copies}
     wrong = layout.run_otherwise(config)
     ours, theirs = vars(config) | copied, vars(meant)
     names = sorted(entry.name for entry in fields(config) if entry.name != "layer")

@@ -11,7 +11,7 @@ import torch
 from specdec.arguments import check_choice
 from specdec.checkpoints.files import StoredTensor
 from specdec.checkpoints.layer_ids import NAME_THEM, check_layers, evenly_spaced
-from specdec.checkpoints.layers import read_layer, read_windows, with_layer, with_theta
+from specdec.checkpoints.layers import read_layer, with_layer, with_theta
 from specdec.checkpoints.layout import Key, Pairs, Reading, Rule, Tensors
 from specdec.drafters.head.layer_config import LayerConfig
 from specdec.drafters.head.rotary import INTERLEAVED, SECTIONS
@@ -53,13 +53,43 @@ def has_qk_norm(reading: Reading) -> bool:
 
 
 def windows(reading: Reading) -> tuple[int | None, ...]:
-    """See `read_windows`."""
-    return read_windows(reading.fields)
+    """`LayerConfig.windows`: from `layer_types` and `sliding_window`, or of z-lab's `use_swa` and
+    `swa_window_size`, which stand for all layers where `layer_types` names none.
+    """
+    fields, flash = reading.fields, reading.flash
+    count = fields.integer("num_hidden_layers", 1)
+    types = fields.strings("layer_types")
+    if others := set(types) - {"full_attention", "sliding_attention"}:
+        raise ValueError(f"{fields.origin}: not supported: layer_types {sorted(others)}")
+    if types and len(types) < count:
+        raise ValueError(f"{fields.origin}: layer_types names {len(types)} of {count} layers")
+    slides = [name == "sliding_attention" for name in types[:count]] or [False] * count
+    if fields.flag("use_sliding_window") and not types:
+        raise ValueError(f"{fields.origin}: use_sliding_window needs layer_types, which says where")
+    if flash.flag("use_swa") and not any(slides):
+        slides = [True] * count
+    if not any(slides):
+        return ()
+    size = flash.get("swa_window_size")
+    if size is None and fields.get("use_sliding_window") is False:
+        # HF's Qwen3Config drops sliding_window then. z-lab's layers go on without a window, vLLM's
+        # raise an error: a file that means either says so without a contradiction.
+        raise ValueError(
+            f"{fields.origin} contradicts itself: layers slide (layer_types or use_swa), and "
+            "use_sliding_window is false; set it to true, or name full_attention in layer_types"
+        )
+    size = fields.get("sliding_window") if size is None else size
+    if type(size) is not int or size < 1:
+        raise ValueError(
+            f"{fields.origin}: sliding layers need sliding_window, a number of positions, got "
+            f"{size!r}"
+        )
+    return tuple(size if slide else None for slide in slides)
 
 
 def longer_windows(reading: Reading) -> tuple[int | None, ...]:
     """Of HF's DFlash, whose masks of both directions reach one further."""
-    return tuple(window and window + 1 for window in read_windows(reading.fields))
+    return tuple(window and window + 1 for window in windows(reading))
 
 
 def vocab_size_of_target(reading: Reading) -> int:
@@ -88,16 +118,6 @@ def fitted_vocab_size(reading: Reading) -> int:
         f"a vocabulary of {own_size} for a target's of {size}: padding, cut or left out"
     )
     return size
-
-
-def padded_rows(reading: Reading) -> tuple[int, int]:
-    """Ids of a language model, and of its target."""
-    return reading.fields.integer("vocab_size"), reading["vocab_size"]
-
-
-def proposed_rows(reading: Reading) -> tuple[int, int]:
-    """Ids of a language model, and those that it can propose."""
-    return reading.fields.integer("vocab_size"), reading["draft_vocab_size"]
 
 
 class FirstIds(Rule):
@@ -312,8 +332,9 @@ def other_language_models(reading: Reading) -> Pairs:
 
 
 _BLOCKS = (
-    r"(Qwen[\d_]*(Omni)?)?(DFlash2?|DSpark|Domino|XPress)((Draft)?Model|Speculator)|JetSpecDraftModel"
-    r"|DFlash(Qwen3|Llama)ForCausalLM|(DFlash)?MuseGlimmerAssistantModel"
+    r"(Qwen[\d_]*(Omni)?)?(DFlash2?|DSpark|Domino|XPress|LiLiCorr)((Draft)?Model|Speculator)"
+    r"|JetSpecDraftModel|DFlash(Qwen3|Llama)ForCausalLM|(DFlash)?MuseGlimmerAssistantModel"
+    r"|Qwen3ForCausalLM"  # whose layers they have
 )
 _LAYERS = {
     *("llama", "qwen2", "qwen3", "dflash", "dflash2", "qwen3_dflash", "dspark"),

@@ -66,19 +66,21 @@ class Named(Names):
 
     def ours(self, name: str, reading: Reading | None = None) -> str | None:
         """See `Names`."""
-        for theirs, ours in self.starts.items():
-            if (depth := _depth(theirs, name, reading)) is not None:
-                start, new = (_filled(start, depth, reading) for start in (theirs, ours))
-                return new + name.removeprefix(start)
-        return None if self.is_all else name
+        return _renamed(self.starts.items(), name, reading) or (None if self.is_all else name)
 
     def theirs(self, name: str, reading: Reading | None = None) -> str:
         """See `Names`."""
-        for theirs, ours in self.starts.items():
-            if (depth := _depth(ours, name, reading)) is not None:
-                start, new = (_filled(start, depth, reading) for start in (ours, theirs))
-                return new + name.removeprefix(start)
-        return name
+        turned = ((ours, theirs) for theirs, ours in self.starts.items())
+        return _renamed(turned, name, reading) or name
+
+
+def _renamed(starts: Iterable[tuple[str, str]], name: str, reading: Reading | None) -> str | None:
+    """The name with the first start that fits exchanged; `None` if none does."""
+    for pair in starts:
+        if (depth := _depth(pair[0], name, reading)) is not None:
+            start, new = (_filled(start, depth, reading) for start in pair)
+            return new + name.removeprefix(start)
+    return None
 
 
 def _depth(start: str, name: str, reading: Reading | None) -> int | None:

@@ -7,14 +7,17 @@ cannot be right; or a caller asks for what makes no sense.
 
 import pytest
 import torch
-from checkpoint_cases import EAGLE_CASES
-from checkpoint_files import HIDDEN, Files, refuses, tiny_llama
+from checkpoint_cases import CONVOLUTIONS, EAGLE_CASES
+from checkpoint_files import DRAFT_VOCAB, HIDDEN, Files, refuses, tiny_llama
 from checkpoint_layouts import (
+    EMBEDDINGS,
     IDS,
+    LILICORR_KEYS,
     amazon,
     deepspec,
     domino,
     dspark,
+    lilicorr,
     markov_shapes,
     nvidia,
     pard,
@@ -104,6 +107,12 @@ UNSUPPORTED = {  # Every line begins with "not supported".
     ),
     "projector_type = 'other'": z_lab(dflash={"projector_type": "other"}),
     "spd_type = 'other'": pard(spd_type="other"),
+    "LiLiCorr beside embeddings of its own": lilicorr().plus(EMBEDDINGS),
+    "dflash_config.lilicorr_enabled = False": lilicorr(dflash={"lilicorr_enabled": False}),
+    "has_own_lm_head = True": lilicorr(has_own_lm_head=True),
+    "quantization_config.quant_algo = 'NVFP4'": lilicorr(
+        quantization_config={"quant_algo": "NVFP4"}
+    ),
 }
 OTHER_KINDS = {  # Heads of a block, where only EAGLE is asked for.
     "ptd_token_id = 5": vllm(ptd_token_id=5),
@@ -152,6 +161,29 @@ CONTRADICTIONS = {
         vllm().config, {"model.layers.0.x": torch.ones(2)}
     ),
     # Mask-token heads.
+    **{
+        f"lacks {key}": lilicorr(dflash={key: None})
+        for key in LILICORR_KEYS
+        if key.startswith("lilicorr_") and key != "lilicorr_enabled"
+    },
+    "lilicorr_mlp_ratio must be a positive number, got '2'": lilicorr(
+        dflash={"lilicorr_mlp_ratio": "2"}
+    ),
+    "num_heads must divide the width 6, got 4": lilicorr(dflash={"lilicorr_num_heads": 4}),
+    "a lattice .. alignment='same-position'": lilicorr(dflash={"sample_from_anchor": True}),
+    "a lattice of 4 candidates needs the target's whole vocabulary of 61 ids": lilicorr(
+        draft_vocab_size=DRAFT_VOCAB
+    ).plus({"lm_head.weight": (DRAFT_VOCAB, HIDDEN)}),
+    "unexpected layers.0.attention_conv.base_kernel": lilicorr().plus(CONVOLUTIONS),
+    "missing layers.0.attention_conv.base_kernel": lilicorr(
+        dflash={"conv_kernel_size": 3, "conv_group_size": 4}
+    ),
+    "unexpected .. context_proj.weight_scale .. is stored as U8": lilicorr().plus(
+        {
+            "lilicorr.context_proj.weight": torch.zeros(6, HIDDEN // 2, dtype=torch.uint8),
+            "lilicorr.context_proj.weight_scale": (6, 2),
+        }
+    ),
     "names two values of markov_rank": dspark(markov_rank=4, dflash_config={"markov_rank": 3}).plus(
         markov_shapes()
     ),

@@ -61,6 +61,7 @@ OBSTACLES = [  # That a field is not said where it is not usual is a law of all 
     ("has_embed_tokens=True, has_lm_head=True", mask, "dflash, own tables", "z-lab", {}),
     (r"feature_layers=\(0, 2\)", mask, "dflash", "z-lab", {"feature_layers": (0, 2)}),
     ("correction=Domino.* none of the layouts", mask, "domino", "speculators", {}),
+    ("correction=LiLiCorr.* none of the layouts", mask, "lilicorr", "z-lab", {}),
     ("correction=Markov.*'speculators'", mask, "dspark, gated", "z-lab", {"has_lm_head": False}),
     ("correction=XPress.* as 'speculators'", mask, "xpress", "z-lab", {}),
     ("alignment=next-token", mask, "dspark", "z-lab", {"has_lm_head": False}),

@@ -231,6 +231,44 @@ def test_later_tokens_depend_on_the_path_and_the_first_one_does_not(name):
     assert worst > 1e-2
 
 
+@torch.no_grad()
+def test_the_walk_through_a_lattice_has_the_distribution_of_all_its_paths():
+    """Every path of four ids is forced in a row of its own: its probability is the reference's, and
+    all of them together have 1. Without randomness it takes the best candidate each time.
+    """
+    correction = replace(CORRECTED["lilicorr"].correction, top_k=3)
+    sizes = {"vocab_size": 4, "draft_vocab_size": 4, "mask_token_id": 2, "correction": correction}
+    drafter, case = wired("lilicorr", 3, changes=sizes)
+    paths = torch.cartesian_prod(*[torch.arange(4)] * 3)
+    loop = loop_of(drafter, [[3, 0, 2]] * len(paths), hidden_size=mask_heads.WIDTH, **FLOAT64)
+    loop.table = loop.table[:1].expand(len(paths), -1, -1)
+    state, forced = fresh_state(drafter, len(paths), 4), iter(paths.T[..., None])
+    loop.prefill(drafter, state, 2)
+    greedy, _ = propose(drafter, loop, state, {"temperature": 0})
+
+    def draw(drafting, logits, **depth):
+        DRAW(drafting, logits, **depth)
+        drafting.tokens[-1] = next(forced)
+        return drafting.tokens[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Drafting, "draw", draw)
+        draft, _ = propose(drafter, loop, state, {"temperature": 0.6})
+    text, best = loop.rows[0], []
+    case |= {"text": text, "features": loop.table[0, : len(text) - 1]}
+    logits = torch.stack([recomputed(case | {"path": path}) for path in paths.tolist()])
+    expected = (logits / 0.6).softmax(-1).gather(2, paths[..., None])[..., 0].prod(1)
+    found = draft.probs.double().gather(2, paths[..., None])[..., 0].prod(1)
+    torch.testing.assert_close(draft.probs.double().sum(-1), torch.ones(len(paths), 3).double())
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    assert float(found.sum()) == pytest.approx(1, abs=1e-5)
+    assert int((found > 0).sum()) == 3**3
+    for i in range(3):
+        path = torch.tensor(best + [0] * (3 - i))
+        best.append(int(logits[(paths == path).all(1)][0, i].argmax()))
+    assert greedy.tokens[0].tolist() == best
+
+
 class NaiveRoll(MTPDrafter):
     """Reads new tokens only: what depths computed from rejected tokens stays in their caches."""
 

@@ -31,6 +31,7 @@ from specdec import (
     SpeculativeGenerator,
 )
 from specdec.drafters.mask_token.correction import SelectorConfig
+from specdec.drafters.mask_token.lattice import LiLiCorrConfig
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.tree import Tree, TreePlan
 from specdec.drafters.vocabulary import CommonVocabulary
@@ -184,15 +185,16 @@ def of_five_ids(name):
     if name == "eagle3":
         head = eagle_head_for(target, draft_vocab_size=few)
         return target, lambda tree: EagleDrafter(head, target, tree=tree)
-    if name == "dflash2":
-        head = mask_heads.head_for(MODEL, "dflash2", correction=SelectorConfig(4, few))
+    if name in ("dflash2", "lilicorr"):
+        kinds = {"dflash2": SelectorConfig(4, few), "lilicorr": LiLiCorrConfig(few, num_heads=2)}
+        head = mask_heads.head_for(MODEL, name, correction=kinds[name])
         return MODEL, lambda tree: MaskTokenDrafter(head, MODEL, tree=tree)
     own = torch.arange(few)
     common = CommonVocabulary(own, own, torch.zeros(61, dtype=torch.long))
     return MODEL, lambda tree: ModelDrafter(build("llama", seed=3), tree=tree, vocabulary=common)
 
 
-@pytest.mark.parametrize("name", ["model", "model, common", "eagle3", "dflash2"])
+@pytest.mark.parametrize("name", ["model", "model, common", "eagle3", "dflash2", "lilicorr"])
 def test_a_tree_fits_the_ids_of_its_drafter(name):
     (target, drafter_of), (ids, mask) = of_five_ids(name), ragged_prompts(5, 6, 3)
     for tree, message in TOO_MANY:
@@ -385,7 +387,10 @@ def test_a_head_that_knows_the_target_is_given_the_features_of_the_accepted_path
 # Corrections inside a block.
 
 
-@pytest.mark.parametrize("name", ["dspark, markov", "dspark, rnn", "domino", "xpress", "dflash2"])
+CORRECTED = ["dspark, markov", "dspark, rnn", "domino", "xpress", "dflash2", "lilicorr"]
+
+
+@pytest.mark.parametrize("name", CORRECTED)
 @torch.no_grad()
 def test_corrected_nodes_follow_their_own_paths(name):
     """Every node's distribution is that of the wiring recomputed for the path above it, without the

@@ -41,7 +41,7 @@ OTHER["top_k"] = [7, 5, 0]
 LONG = {"max_new_tokens": 18, "eos_token_id": None, "pad_token_id": 0}
 ROOM = LONG | {"max_new_tokens": 4 * (NUM_EAGER + 3) + 1}  # for so many steps, all accepted
 
-PAIRS = [*zip(("none", *ONE_OF_EACH, *TREES), itertools.cycle(SAMPLERS), strict=False)]
+PAIRS = [*zip(("none", *ONE_OF_EACH, "lilicorr", *TREES), itertools.cycle(SAMPLERS), strict=False)]
 PAIRS += zip(PATHS, ("gbv", "spectr", "gbv"), strict=True)
 """Every drafter with one sampler, every sampler with chains and a tree."""
 QUICK = [*PAIRS[:-3:4], PAIRS[-1]]

@@ -40,7 +40,7 @@ from specdec.slots.cache import SlotCache
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 TREE = Tree(nodes=6, depth=3, top_k=2, rates=(0.6, 0.3))
-CORRECTED = "dspark, rnn", "dflash2", "domino", "xpress"
+CORRECTED = "dspark, rnn", "dflash2", "domino", "xpress", "lilicorr"
 DRAFTERS = {
     "none": lambda model: None,
     "model": lambda model: ModelDrafter(perturbed(model), 3),
@@ -57,6 +57,7 @@ DRAFTERS = {
             "dflash2",
             "domino",
             "xpress",
+            "lilicorr",
             "dflash, windows",
         )
     },

@@ -24,6 +24,7 @@ from specdec.drafters.mask_token.correction import (
     SelectorConfig,
     XPressConfig,
 )
+from specdec.drafters.mask_token.lattice import LiLiCorrConfig
 from specdec.drafters.mtp.window import PastRows, shift_window
 from specdec.types import Context
 
@@ -96,6 +97,14 @@ CORRECTIONS = {
     "DominoConfig.first must be": (DominoConfig, (2, 2, -1)),
     "SelectorConfig.top_k must be": (SelectorConfig, (2, 0)),
     "XPressConfig.mlp_ratio must be": (XPressConfig, (2, 0)),
+    "LiLiCorrConfig.top_k must be": (LiLiCorrConfig, (0,)),
+    "LiLiCorrConfig.width must be .. 0 .. got -1": (LiLiCorrConfig, (4, -1)),
+    "LiLiCorrConfig.mlp_ratio must be .. got 0": (LiLiCorrConfig, (4, 0, 2, 2, 0)),
+    "LiLiCorrConfig.vector_eps must be .. got 0": (LiLiCorrConfig, (4, 0, 2, 2, 2, 4, 0)),
+    "LiLiCorrConfig.scale must be .. got nan": (
+        LiLiCorrConfig,
+        (4, 0, 2, 2, 2, 4, 1e-4, float("nan")),
+    ),
 }
 
 
@@ -128,6 +137,18 @@ HEADS = [
     (
         lambda: mask_heads.random_head(replace(P_EAGLE, correction=XPressConfig(2))),
         "XPress mixes the rows of a block",
+    ),
+    (
+        lambda: mask_heads.random_head(replace(DSPARK, correction=LiLiCorrConfig(4))),
+        "a lattice is of blocks with alignment='same-position' and block_size",
+    ),
+    (
+        lambda: mask_heads.random_head(replace(DFLASH, correction=LiLiCorrConfig(4, 6))),
+        "num_heads must divide the width 6, got 8",
+    ),
+    (
+        lambda: mask_heads.random_head(replace(DFLASH, correction=LiLiCorrConfig(24))),
+        "a lattice of 24 candidates needs",
     ),
     (lambda: LayerConfig(8, 0, num_heads=2, num_kv_heads=2, head_dim=4), "intermediate_size"),
 ]

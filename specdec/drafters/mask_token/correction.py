@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,8 +33,8 @@ Embed = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """What a correction has to know of its head: H, V, Vd, and its rows: M (`None` without a block)
-    and which of them predicts the first draft token.
+    """What a correction has to know of its head: H, V, Vd, its rows: M (`None` without a block) and
+    which of them predicts the first draft token, and the `eps` of its norms.
     """
 
     hidden_size: int
@@ -42,6 +42,23 @@ class HeadSizes:
     draft_vocab_size: int
     block_size: int | None
     first_row: int
+    rms_norm_eps: float = 1e-6
+
+
+class DraftBlock(NamedTuple):
+    """A pass over a block, before any of its tokens is chosen.
+
+    Args:
+        logits: `[B, S, Vd]`, of the S rows that predict a token.
+        hidden: `[B, S, H]`, from which these logits are, after the final norm.
+        feature: `[B, H]`, the target's last features, as the layers get them as a key.
+        embed: of the head.
+    """
+
+    logits: Tensor
+    hidden: Tensor
+    feature: Tensor
+    embed: Embed
 
 
 class DraftRow(NamedTuple):
@@ -55,6 +72,7 @@ class DraftRow(NamedTuple):
             one.
         state: `[B, W, S]`, of each path, before `tokens` were chosen.
         embed: of the head.
+        block: what `Correction.read` made of the whole block.
     """
 
     index: int
@@ -63,6 +81,7 @@ class DraftRow(NamedTuple):
     tokens: Tensor
     state: Tensor
     embed: Embed
+    block: Any = None
 
 
 class Correction(nn.Module, ABC):
@@ -70,6 +89,11 @@ class Correction(nn.Module, ABC):
 
     state_width = 0
     """S."""
+    reads_block = False
+    """`read` is called before the first token, with all rows of the block, whatever K is."""
+
+    def read(self, block: DraftBlock) -> Any:
+        """What the tokens of all paths share."""
 
     def begin(self, block: Tensor, known: Tensor) -> Tensor:
         """The state of a path without tokens, `[B, 1, S]`.
@@ -257,12 +281,7 @@ class SelectorConfig(CorrectionConfig):
 
     def build(self, sizes: HeadSizes) -> Correction:
         """New weights; `ValueError` for a head of fewer ids than the target's vocabulary."""
-        if sizes.draft_vocab_size != sizes.vocab_size or self.top_k > sizes.vocab_size:
-            raise ValueError(
-                f"a selector of {self.top_k} candidates needs the target's whole vocabulary of "
-                f"{sizes.vocab_size} ids, and at least so many; the head has "
-                f"{sizes.draft_vocab_size}"
-            )
+        check_candidates("a selector", self.top_k, sizes)
         return Selector(self, sizes)
 
 
@@ -283,8 +302,7 @@ class Selector(Correction):
         query = before * self.hidden_projection(at.hidden).to(before.dtype)
         after = F.embedding(ids, self.successor_codebook)  # [B, 1, k, r]
         scores = best + (query[..., None, :] * after).sum(dim=-1).to(best.dtype)  # [B, W, k]
-        out = at.logits.new_full((*at.tokens.shape, at.logits.shape[-1]), -torch.inf)
-        return out.scatter(-1, ids.expand_as(scores), scores), at.state
+        return among(ids, scores, at), at.state
 
 
 @dataclass(frozen=True)
@@ -367,3 +385,18 @@ def _added(logits: Tensor, latent: Tensor, linear: nn.Linear) -> Tensor:
     logits = logits.expand(*latent.shape[:-1], -1).flatten(0, -2).to(latent.dtype)
     out = torch.addmm(logits, latent.flatten(0, -2), linear.weight.t())
     return out.view(*latent.shape[:-1], -1)
+
+
+def check_candidates(what: str, top_k: int, sizes: HeadSizes) -> None:
+    """Raises `ValueError` where so many candidates of the whole vocabulary are not to be had."""
+    if sizes.draft_vocab_size != sizes.vocab_size or top_k > sizes.vocab_size:
+        raise ValueError(
+            f"{what} of {top_k} candidates needs the target's whole vocabulary of "
+            f"{sizes.vocab_size} ids, and at least so many; the head has {sizes.draft_vocab_size}"
+        )
+
+
+def among(ids: Tensor, scores: Tensor, at: DraftRow) -> Tensor:
+    """Logits `[B, W, Vd]` that are scores `[B, W, k]` of candidates `[B, 1, k]`, else `-inf`."""
+    out = scores.new_full((*at.tokens.shape, at.logits.shape[-1]), -torch.inf)
+    return out.scatter(-1, ids.expand_as(scores), scores)

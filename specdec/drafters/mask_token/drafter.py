@@ -18,7 +18,7 @@ from specdec.arguments import check_number
 from specdec.drafters.head.drafter import HeadDrafter
 from specdec.drafters.head.state import HeadState
 from specdec.drafters.head.window import WindowPlan
-from specdec.drafters.mask_token.correction import DraftRow
+from specdec.drafters.mask_token.correction import DraftBlock, DraftRow
 from specdec.drafters.mask_token.head import MaskTokenHead
 from specdec.drafters.mask_token.window import MaskWindow, WindowSpec, expand_window
 from specdec.drafters.proposal import Kind
@@ -48,7 +48,7 @@ class MaskTokenDrafter(HeadDrafter):
     4: 2.15 and 1.59 tokens per step), so `proposal="sample"` is the default here as well.
 
     `from_pretrained` reads P-EAGLE heads (amazon, speculators, SpecForge), PARD models and DFlash
-    heads (z-lab, speculators), with the options of
+    heads (z-lab, speculators, NVIDIA), with the options of
     `specdec.checkpoints.mask_token.MASK_TOKEN`.
 
     Args and Raises: as `HeadDrafter`; the head is a `MaskTokenHead`, whose block bounds K. And
@@ -124,8 +124,11 @@ class MaskTokenDrafter(HeadDrafter):
     def propose(self, context: Context, state: HeadState, drawing: Drawing) -> Draft:
         """One pass of the head; see the class for rows that propose fewer tokens."""
         length = min(self.tree_depth or drawing.num_draft_tokens, drawing.num_draft_tokens)
-        window, out = self._read(context, state, num_draft_tokens=length)
-        paths = _Paths(self, context, window, out)
+        num_rows = length
+        if self.config.correction is not None and self.head.correction.reads_block:
+            num_rows = self.config.max_draft_tokens
+        window, *outputs = self._read(context, state, num_draft_tokens=num_rows)
+        paths = _Paths(self, context, window, *outputs)
         widen = self.head.over_target_ids
         if state.plan is not None:
             num_valid = torch.where(window.num_valid < length, 0, drawing.num_draft_tokens)
@@ -139,7 +142,8 @@ class MaskTokenDrafter(HeadDrafter):
             tokens = drafting.draw(widen(paths.first()))
             for i in range(1, length):
                 tokens = drafting.draw(widen(paths.follow(i, tokens)))
-        return drafting.end(self._num_valid(paths, window.num_valid, drafting.tokens))
+        num_valid = window.num_valid if num_rows == length else window.num_valid.clamp(max=length)
+        return drafting.end(self._num_valid(paths, num_valid, drafting.tokens))
 
     def _num_valid(self, paths: _Paths, num_valid: Tensor, tokens: list[Tensor]) -> Tensor:
         """`[B]`: the tokens that rows of the window predict, and of these the ones before the first
@@ -168,12 +172,12 @@ class MaskTokenDrafter(HeadDrafter):
 
     def _read(
         self, context: Context, state: HeadState, *, num_draft_tokens: int
-    ) -> tuple[MaskWindow, Tensor]:
+    ) -> tuple[MaskWindow, Tensor, Tensor | None]:
         """One pass over the new tokens and, for K > 0, the rows after them.
 
         Returns:
-            The rows, and the head's outputs `[B, R + M, H]`; of the last M rows alone where
-            features are keys and values.
+            The rows; the head's outputs `[B, R + M, H]`, of the last M rows alone where features
+            are keys and values; and what `hidden_states` made of the features.
         """
         config, cache = self.config, state.cache
         if config.joins_features:
@@ -195,7 +199,7 @@ class MaskTokenDrafter(HeadDrafter):
             num_masks = 0 if is_keys else spec.num_later
             hidden = self.head.hidden_states(context.features, num_masks)
         embeds = self.head.with_masks(embeds, num_known)
-        return window, self.head(embeds, hidden, step.angles, step.attend)
+        return window, self.head(embeds, hidden, step.angles, step.attend), hidden
 
     def _spec(self, num_slots: int, num_draft_tokens: int) -> WindowSpec:
         """The rows of a pass; without draft tokens the committed ones alone."""
@@ -218,19 +222,26 @@ class _Paths:
         context: before the draft.
         window: the rows of the pass.
         out: `[B, N, H]`, of its last N rows.
+        features: `[B, R, H]`, of the committed rows, where they are keys and values.
 
     Attributes:
-        hidden: `[B, K, H]`, of the rows that predict draft tokens, after the final norm.
+        hidden: `[B, K, H]`, of the rows that predict draft tokens, after the final norm; of all
+            that could for a correction that reads the block.
         logits: `[B, K, Vd]`, of these.
     """
 
     def __init__(
-        self, drafter: MaskTokenDrafter, context: Context, window: MaskWindow, out: Tensor
+        self,
+        drafter: MaskTokenDrafter,
+        context: Context,
+        window: MaskWindow,
+        out: Tensor,
+        features: Tensor | None,
     ):
         head, self._context, self._embed = drafter.head, context, drafter.embed
         sampled = window.sampled - (window.tokens.shape[1] - out.shape[1])
         index = sampled[..., None].expand(-1, -1, out.shape[2])
-        self._correction = None
+        self._correction = self._block = None
         if drafter.config.correction is None:
             self.hidden = head.normed(out.gather(1, index))
         else:
@@ -238,6 +249,12 @@ class _Paths:
             self.hidden = block.gather(1, index)
             self._state = self._correction.begin(block, self.known)
         self.logits = head.unembed(self.hidden, drafter.borrowed.lm_head)
+        if self._correction is not None and self._correction.reads_block:
+            last = (context.num_new - 1).clamp(min=0)[:, None, None].expand_as(features[:, :1])
+            feature = features.gather(1, last)[:, 0]
+            self._block = self._correction.read(
+                DraftBlock(self.logits, self.hidden, feature, self._embed)
+            )
 
     @cached_property
     def known(self) -> Tensor:
@@ -262,7 +279,7 @@ class _Paths:
         if above is not None:
             state = state.gather(1, above[..., None].expand(-1, -1, state.shape[2]))
         hidden = self.hidden[:, index : index + 1]
-        at = DraftRow(index, logits, hidden, tokens, state, self._embed)
+        at = DraftRow(index, logits, hidden, tokens, state, self._embed, self._block)
         logits, self._state = self._correction(at)
         return logits
 

@@ -132,7 +132,7 @@ class MaskTokenConfig(FeatureHeadConfig, _Wiring):
     def sizes(self) -> HeadSizes:
         """For `correction`."""
         sizes = self.hidden_size, self.vocab_size, self.draft_vocab_size, self.block_size
-        return HeadSizes(*sizes, self.rows.first_row)
+        return HeadSizes(*sizes, self.rows.first_row, self.layer.rms_norm_eps)
 
     def num_later(self, num_draft_tokens: int) -> int:
         """M: rows after the committed ones that predict K draft tokens, and fill the block."""
