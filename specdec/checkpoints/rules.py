@@ -298,14 +298,17 @@ _EAGLES = (
     r"(CosyVoice3)?Eagle3LlamaForCausalLM|LlamaForCausalLMEagle3?|Qwen2ForCausalLMEagle"
     r"|(P?Eagle3?|LlamaEagle3)DraftModel|P?Eagle3?Speculator|LlamaDecoderLayer|Qwen3Eagle3Model"
     r"|(Eagle|Peagle)3?(Llama|Qwen[\d_]*(vl|VL)?|MiniMaxM2)(ForCausalLM|Model)"
-    r"|((?![Ee]agle)\w)+For(CausalLM|ConditionalGeneration)"  # a target's own name
+    r"|(Llama|Mi[sx]tral|Qwen[\dA-Za-z_]*|Phi3)For(CausalLM|ConditionalGeneration)"  # its target's
 )
+_LAYERS_OF_EAGLE = r"llama|mi[sx]tral|qwen\w*|phi3|minimax\w*|p?eagle\w*|speculator_model"
 
 
 def other_eagles(reading: Reading) -> Pairs:
     """EAGLE heads of names whose layers are not known."""
-    names = reading.fields.strings("architectures")
-    yield from _other_names(names, _EAGLES, "LlamaForCausalLMEagle3")
+    fields, kind = reading.fields, reading.fields.text("model_type", "llama")
+    yield from _other_names(fields.strings("architectures"), _EAGLES, "LlamaForCausalLMEagle3")
+    is_known = re.fullmatch(_LAYERS_OF_EAGLE, kind)
+    yield not is_known, f"model_type {kind!r}, of whose EAGLE heads no wiring is known here"
 
 
 def _other_names(names: list[str], known: str, usual: str) -> Pairs:

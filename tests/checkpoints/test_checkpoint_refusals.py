@@ -93,6 +93,8 @@ UNSUPPORTED = {  # Every line begins with "not supported".
     ),
     "architectures ['NewModel'] .. no wiring": dspark(architectures=["NewModel"]),
     "architectures ['Eagle3NewForCausalLM']": vllm(architectures=["Eagle3NewForCausalLM"]),
+    "architectures ['GemmaForCausalLM']": vllm(architectures=["GemmaForCausalLM"]),
+    "model_type 'gemma3_text', of whose EAGLE": vllm(model_type="gemma3_text"),
     "architectures ['VispecDraftModel']": vllm(architectures=["VispecDraftModel"]),
     "architectures ['LlamaEagleDraftModel']": safeailab_eagle1(
         architectures=["LlamaEagleDraftModel"]  # NeMo's, with a norm before and after the layer
