@@ -5,10 +5,11 @@ that length.
     PYTHONPATH=. python benchmarks/long_contexts.py --output long --page-only
 
 The target is the zoo's, which knows 2 048 positions, with YaRN of factor 2 (`--loss` prints its
-loss by position, with YaRN and without). The zoo's EAGLE-3 head, trained on rows of up to 2 048
-tokens, is measured as it is, with another rope and with a window. Further heads are trained on the
-standard library in rows of 512 tokens (one in rows of 4 096), all from the same weights; the plain
-one is measured as it is and with other ropes and windows, the others as they were trained.
+loss by position, with YaRN and without). The zoo's drafters, trained on rows of up to 2 048 tokens,
+are measured as they are and where they see a part of the text (`--zoo` names some of them), the
+EAGLE-3 head with another rope besides. Further heads are trained on the standard library in rows of
+512 tokens (one in rows of 4 096), all from the same weights; the plain one is measured as it is,
+with other ropes, and where it sees a part of the text, the others as they were trained.
 `--heads` without a name trains none. A head of `rematch.py` is a plain one: its
 `EAGLE-3-soft_ce-0.safetensors` and `.json` as `plain.safetensors` and `plain.json` in --output.
 Every text is read up to the same places, with more and more of what precedes them. An interrupted
@@ -28,7 +29,16 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from specdec import EagleDrafter, SpeculativeGenerator, training, zoo
+from specdec import (
+    EagleDrafter,
+    ModelDrafter,
+    Recent,
+    Sinks,
+    SpeculativeGenerator,
+    training,
+    zoo,
+)
+from specdec.drafters import Drafter, Visible
 from specdec.lab.evaluation import Study, sweep
 from specdec.lab.training import TrainingTimeTest, new_head
 from specdec.lab.training.heads import with_layer
@@ -53,16 +63,17 @@ CHANGED = {
     "YaRN": {"rope": SCALED | {"rope_type": "yarn"}},
     "linear": {"rope": SCALED | {"rope_type": "linear"}},
     "NTK (dynamic)": {"rope": SCALED | {"rope_type": "dynamic"}},
-    "window of 512, drafting": {"windows": (TRAINED,)},
-    f"window of {WINDOW}, drafting": {"windows": (WINDOW,)},
 }
 """What is changed in the layer of the plain head after its training."""
-ZOO = "the zoo's"
-OF_ZOO = {
-    "YaRN": {"rope": SCALED | {"rope_type": "yarn", "factor": 2.0, **ZOO_LENGTH}},
-    "window of 512": {"windows": (512,)},
+ZOO = {"EAGLE-3": "eagle3", "MTP": "mtp", "mask-token": "mask-token", "draft model": "model"}
+OF_ZOO = {"YaRN": {"rope": SCALED | {"rope_type": "yarn", "factor": 2.0, **ZOO_LENGTH}}}
+"""The same of the zoo's EAGLE-3 head, which was trained on rows of up to 2 048 tokens."""
+SEEN = {
+    "512": Recent(512),
+    "4 + 508": Sinks(4) + Recent(508),
+    "4 + 252": Sinks(4) + Recent(252),
 }
-"""The same of the zoo's head, which was trained on rows of up to 2 048 tokens."""
+"""Sinks and recent tokens that a drafter sees."""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -129,6 +140,33 @@ def trained(name: str, options) -> EagleDrafter:
     return drafter.eval()
 
 
+def of_zoo(name: str, target: LlamaForCausalLM, visible: Visible | None = None) -> Drafter:
+    """A drafter of the package; the draft model has as many positions as the target."""
+    drafter = zoo.load_drafter(ZOO[name], target, num_draft_tokens=K, visible=visible)
+    if name == "draft model":
+        drafter.model.config.max_position_embeddings = LENGTHS[-1]
+        drafter = ModelDrafter(drafter.model, K, visible=visible)
+    return drafter
+
+
+def contenders(target: LlamaForCausalLM, options) -> dict[str, Drafter]:
+    """Drafters by name."""
+    found = {name: trained(name, options) for name in options.heads}
+    plain = found.get(PLAIN)
+    for name in options.zoo:
+        found |= {f"{name}": of_zoo(name, target)}
+        found |= {f"{name}, sees {seen}": of_zoo(name, target, SEEN[seen]) for seen in SEEN}
+    if plain is not None:
+        found |= {
+            f"{PLAIN}, sees {s}": EagleDrafter(plain.head, target, K, visible=SEEN[s]) for s in SEEN
+        }
+    for base, changes in (("EAGLE-3", OF_ZOO), (PLAIN, CHANGED)):
+        for name, own in changes.items() if base in found else ():
+            head = with_layer(found[base].head, **own)
+            found[f"{base}, {name}"] = EagleDrafter(head, target, K)
+    return found
+
+
 def page(output: Path, temperatures: list[float]) -> None:
     """Prints a table of each temperature."""
     for temperature in temperatures:
@@ -153,6 +191,7 @@ def main() -> None:
     parser.add_argument("--tokens-per-step", type=int, default=4096)
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--heads", nargs="*", metavar="HEAD", default=[*HEADS])
+    parser.add_argument("--zoo", nargs="*", choices=[*ZOO], default=[*ZOO])
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--loss", action="store_true", help="the target's, by position, first")
     parser.add_argument("--page-only", action="store_true")
@@ -166,15 +205,10 @@ def main() -> None:
     if not options.page_only:
         if options.loss:
             say_loss()
-        drafters = {name: trained(name, options) for name in options.heads}
         target = Target(long_target())
-        heads = {ZOO: zoo.load_drafter("eagle3", target.model, num_draft_tokens=K), **drafters}
-        for base, changes in ((ZOO, OF_ZOO), (PLAIN, CHANGED)):
-            for name, own in changes.items() if base in heads else ():
-                head = with_layer(heads[base].head, **own)
-                heads[f"{base}, {name}"] = EagleDrafter(head, target, K)
+        drafters = contenders(target.model, options)
         # Not captured: a graph for every contender and length would take longer than its steps.
-        ways = {n: SpeculativeGenerator(target, d, graphs=False) for n, d in heads.items()}
+        ways = {n: SpeculativeGenerator(target, d, graphs=False) for n, d in drafters.items()}
         ids, longest = heldout_ids(), LENGTHS[-1] - NEW_TOKENS
         ends = torch.linspace(longest, len(ids) - 1, options.prompts).long().tolist()
         for length in LENGTHS:

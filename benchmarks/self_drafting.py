@@ -1,12 +1,17 @@
 """An 8B shape that drafts for itself with a part of its text, beside plain decoding.
 
     PYTHONPATH=. python benchmarks/self_drafting.py            # minutes on an H200; OUT=folder
+    PYTHONPATH=. python benchmarks/self_drafting.py --own      # drafters with a cache of their own
 
 First it is checked that captured steps are the eager ones, and that a drafter from which nothing is
 hidden is never rejected. Then steps are timed at several contexts and batches: weights are random,
 keys and values are noise (prompts are not read), acceptance is synthetic, costs are real. All sides
 of a context share one cache; those that do not fit into the device's memory are left out by name.
 Without a GPU shapes are small. A short table comes last; all figures are in `$OUT/*.json` too.
+
+`--own` times proposals of an EAGLE-3 head of the 8B shape and of a 0.6B draft model, which see all
+of their own keys and values, or sinks and recent ones. First it is checked that captured steps are
+the eager ones, and that what is in slots that are not seen changes no bit of a proposal.
 """
 
 import argparse
@@ -23,10 +28,22 @@ from unittest.mock import patch
 import gpu
 import torch
 from gpu_check import check
-from models import DialledSampler, prompt, shape
+from models import DialledSampler, eagle3, prompt, shape
 from timing import DEVICE, Turns, about, replay, show
 
-from specdec import Recent, SelfDrafter, Sinks, SpeculativeGenerator, Target, TopSlots
+from specdec import (
+    EagleDrafter,
+    LogitsFilter,
+    ModelDrafter,
+    Recent,
+    SelfDrafter,
+    Sinks,
+    SpeculativeGenerator,
+    Target,
+    TopSlots,
+)
+from specdec.drafters import Drafter
+from specdec.samplers.noise import Drawing, Noise, draw_by_inversion
 from specdec.slots.cache import SlotCache
 from specdec.targets.text import TargetText
 from specdec.types import Context
@@ -38,6 +55,9 @@ RECENT = Sinks(4) + Recent(NUM_SEEN)
 CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072) if IS_GPU else (16, 24)
 MAIN = 32768 if IS_GPU else 24
 ROWS = (8, 1)
+FEW = Sinks(4) + Recent(NUM_SEEN // 4)
+OWN = ((1, 4096), (1, 32768), (8, 32768), (1, 131072)) if IS_GPU else ((1, 256), (2, 96))
+"""Rows and tokens that drafters with a cache of their own are timed at."""
 SPARE_BYTES = 12e9  # beside weights and cache: graphs, tables, logits
 
 
@@ -159,12 +179,113 @@ def measure(target: Target, rows: int, context: int) -> list[dict]:
     return found
 
 
+class Proposals:
+    """Proposals of a drafter with a cache of its own, behind texts of noise.
+
+    Args:
+        drafter: whose prompts are not read.
+        vocab_size: of the target.
+        rows, context: sizes of the texts.
+    """
+
+    def __init__(self, drafter: Drafter, vocab_size: int, rows: int, context: int):
+        device, count = torch.device(DEVICE), drafter.num_draft_tokens
+        self.drafter = drafter
+        self.state = drafter.init_state(
+            rows, context + 2 * count, vocab_size=vocab_size, device=device
+        )
+        torch.manual_seed(3)
+        noise(self.state.cache)
+        start, num_new = torch.full((rows,), context - 2, device=device), 1
+        tokens, features = torch.randint(vocab_size, (rows, count + 2), device=device), None
+        if drafter.feature_layers:
+            size = rows, count + 1, drafter.config.feature_width
+            features = torch.randn(size, dtype=drafter.head.dtype, device=device)
+        numbers = Noise([*range(rows)], device=device).at(start, count + 1)
+        logits_filter = LogitsFilter(rows, device=device)
+        self.seen = Context(tokens, features, start, torch.full_like(start, num_new))
+        self.drawing = Drawing(count, logits_filter, numbers, draw_by_inversion)
+
+    @torch.inference_mode()
+    def __call__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and probabilities."""
+        draft = self.drafter.propose(self.seen, self.state, self.drawing)
+        return draft.tokens, draft.probs
+
+    def check(self, context: int) -> str:
+        """Slots that are not seen hold other numbers, and the proposal has the same bits."""
+        near, before = self.state.cache.near, self()
+        hidden = slice(near.sinks, context - near.recent - 2)
+        for store in self.state.cache.stores:
+            store[:, :, hidden].normal_()
+        if not all(map(torch.equal, before, self())):
+            raise AssertionError("a proposal read slots that are not visible")
+        for store in self.state.cache.stores:
+            store[:, :, near.sinks - 1].normal_()
+        if torch.equal(self()[1], before[1]):
+            raise AssertionError("a proposal did not read the last of the sinks")
+        return f"{hidden.stop - hidden.start} of {context} slots not seen: the same bits"
+
+
+def own(out: Path | None, start_s: float) -> None:
+    """Proposals of drafters with a cache of their own, with and without windows."""
+    most = max(context for _, context in OWN)
+    target = shape("8B", num_hidden_layers=4, max_position_embeddings=most + 1024)
+    small = shape("0.6B", max_position_embeddings=most + 1024)
+    head = eagle3(target).head
+    makes = {
+        "EAGLE-3 head, 8B": (target, lambda seen: EagleDrafter(head, target, 4, visible=seen)),
+        "draft model, 0.6B": (small, lambda seen: ModelDrafter(small, 4, visible=seen)),
+    }
+    report = {"about": about(), "checks": [], "measured": []}
+    for name, (model, make) in makes.items():
+        few, sampler = make(Sinks(4) + Recent(16)), DialledSampler(0.8)
+        generator = SpeculativeGenerator(model, few, sampler, graphs=True)
+        found = [f"captured = eager: {check(lambda one=generator: one)}"]
+        proposals = Proposals(make(RECENT), model.config.vocab_size, 2, most // 8)
+        found.append(proposals.check(most // 8))
+        report["checks"] += [f"{name}, {one}" for one in found]
+        print(
+            *report["checks"][-2:], f"{time.perf_counter() - start_s:.0f} s", sep="\n", flush=True
+        )
+    del generator, proposals
+    for rows, context in OWN:
+        for name, (model, make) in makes.items():
+            sides = {}
+            for visible in (None, RECENT, FEW):
+                proposals = Proposals(make(visible), model.config.vocab_size, rows, context)
+                sides["all" if visible is None else f"{visible.count}"] = replay([proposals] * 4)
+            times = Turns().run(sides, 9 if IS_GPU else 1)
+            report["measured"] += [
+                {"drafter": name, "rows": rows, "tokens": context, "seen": seen}
+                | {"ms": times.ms(seen), "x": times.ratio("all", seen)}
+                for seen in sides
+            ]
+            del sides, proposals
+            gc.collect()
+            if IS_GPU:
+                torch.cuda.empty_cache()
+    if out is not None:
+        (out / "own_windows.json").write_text(json.dumps(report, indent=1))
+    print(f"\na proposal of K = 4, {report['about']}\n")
+    rows = [
+        [m["drafter"], m["rows"], m["tokens"], m["seen"], f"{m['ms']:.3f}", f"{m['x']:.2f}"]
+        for m in report["measured"]
+    ]
+    show("drafter|rows|tokens|of them seen|ms|x", rows)
+    print(f"{time.perf_counter() - start_s:.0f} s")
+
+
 def main() -> int:
     """As on the command line; 1 where something failed or was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=330, help="no context begins later")
-    seconds, start = parser.parse_args().seconds, time.perf_counter()
-    out = Path(os.environ["OUT"]) if os.environ.get("OUT") else None
+    parser.add_argument("--own", action="store_true", help="drafters with a cache of their own")
+    options, start = parser.parse_args(), time.perf_counter()
+    seconds, out = options.seconds, Path(os.environ["OUT"]) if os.environ.get("OUT") else None
+    if options.own:
+        own(out, start)
+        return 0
     report = {"about": about(), "checks": [], "measured": [], "left_out": []}
     print(report["about"], flush=True)
     gpu.NUM_STEPS, gpu.ROUNDS = (24, 3) if IS_GPU else (2, 1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec import Context, Draft, Drafter, Drawing, SpeculativeGenerator
+from specdec.drafters.lookup import remember
 
 
 class NestedDrafter(Drafter):
@@ -48,10 +49,7 @@ class NestedDrafter(Drafter):
 
     def prefill(self, context: Context, text: Tensor) -> None:
         """Writes the context's tokens at their positions."""
-        index = torch.arange(context.tokens.shape[1], device=text.device)
-        is_known = index <= context.num_new[:, None]
-        positions = (context.start[:, None] + index).where(is_known, text.shape[1] - 1)
-        text.scatter_(1, positions, context.tokens.clamp(min=0))
+        remember(context, context.tokens, text)
 
     def propose(self, context: Context, text: Tensor, drawing: Drawing) -> Draft:
         """What the inner generator writes after each row's text."""

@@ -48,6 +48,7 @@ from specdec.lab.certificates import (
     huggingface_rule,
 )
 from specdec.lab.certificates.sampler.exact import FOREIGN_SIZES
+from specdec.samplers import LogitsFilter
 from specdec.types import PAD_TOKEN
 
 FLOAT32 = {"bits": 24, "tolerance": 1e-6}
@@ -109,9 +110,12 @@ def load(file: Path, package: str, **real: ModuleType) -> ModuleType:
 
 
 def functions(file: Path, *names: str, **known: object) -> SimpleNamespace:
-    """Some functions of a file, without running the rest of it. Tabs are read as four spaces."""
+    """Some functions or classes of a file, without running the rest of it. Tabs are read as four
+    spaces.
+    """
     body = ast.parse(file.read_text().expandtabs(4)).body
-    picked = [node for node in body if isinstance(node, ast.FunctionDef) and node.name in names]
+    kinds = ast.FunctionDef, ast.ClassDef
+    picked = [node for node in body if isinstance(node, kinds) and node.name in names]
     space = {"torch": torch, "F": torch.nn.functional, **known}
     exec(compile(ast.Module(picked, []), str(file), "exec"), space)
     return SimpleNamespace(**{name: space[name] for name in names})
@@ -246,6 +250,54 @@ def eagle() -> Sampler:
 
     name = "evaluate_posterior"
     return EagleSampler(lambda source: vars(functions(file, name, random=source))[name])
+
+
+def recurrent_drafter() -> Sampler:
+    """A beam of one sequence, chosen as its drafter chooses: the most likely tokens."""
+    root = folder("recurrent-drafter", "RECURRENT_DRAFTER_CHECKOUT")
+    names = "_select_one_per_row", "_choose_from_candidates", "_prepare_next_input"
+    categorical = partial(torch.distributions.Categorical, validate_args=False)  # as the file sets
+    known = {"dist": SimpleNamespace(Categorical=categorical), "Tuple": tuple}
+    theirs = functions(root / "recurrent_drafting/recurrent_drafting.py", *names, **known)
+
+    def rule(drafted: Tensor, draft: Tensor, target: Tensor, noise: RuleNoise) -> Tensor:
+        beams = torch.nn.functional.pad(drafted, (1, 0))[None, None]  # the root is not read
+        by_drafter, by_llm = draft.log()[None, None], target.log()[None, None]
+        states = torch.zeros(1, 1, len(target), 1)
+        with AnswerFrom(noise):
+            count, beam = theirs._choose_from_candidates(beams, by_llm, by_drafter)
+            extra = theirs._prepare_next_input(by_drafter, by_llm, states, beam, count)[1]
+        return torch.cat([drafted[: int(count)], extra])
+
+    def beam_of_one(logits: Tensor, logits_filter: LogitsFilter, *_: object, **__: object):
+        probs = logits_filter(logits)
+        return probs.argmax(dim=-1), probs
+
+    sampler = ForeignSampler(rule, "recurrent-drafter", **FLOAT32)
+    sampler.draw_draft = beam_of_one
+    return sampler
+
+
+def fly() -> Sampler:
+    """Of windows of two tokens: a token that is not the target's stands if the next one is."""
+    file = folder("FLy", "FLY_CHECKOUT") / "fly/models/FLy.py"
+    theirs = functions(file, "SPDGenerate", cached_property=property).SPDGenerate
+
+    def rule(drafted: Tensor, draft: Tensor, target: Tensor, noise: RuleNoise) -> Tensor:
+        nodes, settings = list(range(len(drafted))), SimpleNamespace(enable_fly=True, win_len=2)
+        chain = {
+            "selected_list": nodes,
+            "parent_idx_list": [node - 1 for node in nodes],
+            "token_id_list": drafted.tolist(),
+        }
+        drawn = RuleNoise(noise.accept, noise.accept)  # of the target, one for each draft token
+        with AnswerFrom(drawn):
+            found = theirs.verify_tree_paths(settings, chain, target.log()[None], 1.0)
+        kept = found[0][0]
+        extra = [*drawn.draw(target[:-1]), noise.draw(target[-1])]  # what it was compared with
+        return torch.cat([kept, extra[len(kept)][None]])
+
+    return ForeignSampler(rule, "FLy")
 
 
 def sglang(block: bool) -> Sampler:
@@ -419,6 +471,12 @@ CASES = {
     "vllm-block": Case("vllm", VLLM_RULE, lambda: vllm(True)),
     "sglang-rejection": Case("sglang", SGLANG_RULE, lambda: sglang(False)),
     "sglang-block": Case("sglang", SGLANG_RULE, lambda: sglang(True)),
+    "recurrent-drafter": Case(
+        "recurrent-drafter",
+        "recurrent_drafting.py::_choose_from_candidates",
+        recurrent_drafter,
+    ),
+    "fly": Case("FLy", "fly/models/FLy.py::verify_tree_paths", fly, {"sizes": ((3, 3, 4),)}),
 }
 
 
@@ -446,7 +504,8 @@ def row(name: str) -> tuple[str, SamplerReport | None]:
         return f"| {' | '.join(cells)} | not run: {why} | | | |", None
     seconds = time.perf_counter() - start
     how = "exact" if report.is_exact else "by draws"
-    cells += [verdict(report), f"{report.deviation:.1e}", f"{report.tolerance:.0e}"]
+    sizes = (f"{report.deviation:.1e}", f"{report.tolerance:.0e}") if report.is_exact else "--"
+    cells += [verdict(report), *sizes]
     return f"| {' | '.join(cells)} | {how}, {report.num_problems}, {seconds:.0f} s |", report
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from specdec.drafters.assistant import AssistantDrafter
     from specdec.drafters.base import Drafter
     from specdec.drafters.eagle import EagleDrafter
-    from specdec.drafters.join import FirstMatch
+    from specdec.drafters.join import ExtendedDrafter, FirstMatch
     from specdec.drafters.lookahead import LookaheadDrafter
     from specdec.drafters.lookup import PromptLookupDrafter
     from specdec.drafters.mask_token.drafter import MaskTokenDrafter
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from specdec.drafters.proposal import Proposal
     from specdec.drafters.self_draft import SelfDrafter
     from specdec.drafters.source_lookup import SourceLookupDrafter
+    from specdec.drafters.strings import StringDrafter
     from specdec.drafters.suffix import SuffixDrafter
     from specdec.drafters.tree import Tree
     from specdec.drafters.uno import UnoDrafter
@@ -61,6 +62,7 @@ __all__ = [
     "EagleDrafter",
     "EnsembleSampler",
     "Evaluation",
+    "ExtendedDrafter",
     "FirstMatch",
     "GenerateOptions",
     "GenerationResult",
@@ -85,6 +87,7 @@ __all__ = [
     "SpeculativeGenerator",
     "StepNoise",
     "Stream",
+    "StringDrafter",
     "SuffixDrafter",
     "Target",
     "TopSlots",
@@ -103,7 +106,7 @@ _HOMES = {
     "drafters.base": "Drafter",
     "drafters.plain": "NoDrafter",
     "drafters.eagle": "EagleDrafter",
-    "drafters.join": "FirstMatch",
+    "drafters.join": "ExtendedDrafter FirstMatch",
     "drafters.lookahead": "LookaheadDrafter",
     "drafters.lookup": "PromptLookupDrafter",
     "drafters.mask_token.drafter": "MaskTokenDrafter",
@@ -113,6 +116,7 @@ _HOMES = {
     "drafters.proposal": "Proposal",
     "drafters.self_draft": "SelfDrafter",
     "drafters.source_lookup": "SourceLookupDrafter",
+    "drafters.strings": "StringDrafter",
     "drafters.suffix": "SuffixDrafter",
     "drafters.tree": "Tree",
     "drafters.uno": "UnoDrafter",

@@ -38,7 +38,8 @@ def plain_numbers(value: Any) -> Any:
     if hasattr(value, "ndim"):
         return value.tolist()
     if type(value) in (list, tuple):
-        return type(value)(map(plain_numbers, value))
+        is_plain = set(map(type, value)) <= {int, float, NoneType}
+        return value[:] if is_plain else type(value)(map(plain_numbers, value))
     return value
 
 

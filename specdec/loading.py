@@ -162,8 +162,8 @@ def load_drafter(
         dtype: of a draft model; `"auto"` takes that of its files.
         device: of a draft model; the target's by default.
         layouts: records of your own that a head's files are compared with first.
-        options: `proposal` and `draft_temperature`, of drafters with probabilities; `None` counts
-            as not given.
+        options: `proposal` and `draft_temperature`, of drafters with probabilities, and `visible`,
+            of those with keys and values; `None` counts as not given.
 
     Returns:
         The drafter; `None` for `"none"`.

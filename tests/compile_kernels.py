@@ -99,7 +99,7 @@ def compile_attention(dtype: torch.dtype) -> None:
         options = AttentionOptions()
         if rows == 1:
             visible = torch.zeros(rows, queries, queries).bool()
-            options = AttentionOptions(0.1, 50.0, query[0, :, 0, 0], 128, visible)
+            options = AttentionOptions(0.1, 50.0, query[0, :, 0, 0], 128, visible, num_first=4)
         slots = torch.zeros(rows, queries).long()
         triton_attention.ragged_attention(query, keys, values, slots, options)
     for stored in (values, values[..., :0]):  # layers may have no values

@@ -15,6 +15,10 @@ import transformers
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read where a kernel is defined, on import
 
+from tried_models import tried_once
+
+from specdec.targets import discovery
+
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)  # tiny tensors: a second thread only adds waiting
 
@@ -159,21 +163,16 @@ def _ways_to_draw_are_examined_once(request, monkeypatch, _draft_laws):
     monkeypatch.setattr(exact, "examine_draft_law", once)
 
 
-@pytest.fixture(scope="session")
-def _tried_models():
-    """What the self-test found in this session, by kinds of models."""
-    return {}
+SELF_TEST = discovery.compare
+discovery.compare = tried_once(SELF_TEST, {})
+"""Of models that are alike the first is tried, in whichever file it stands; see `tried_models`."""
 
 
 @pytest.fixture(autouse=True)
-def _models_that_are_alike_are_tried_once(request, monkeypatch, _tried_models):
-    """A tenth of the time of tests of drafters, none of which is about the self-test."""
-    if request.path.parent.name == "drafters":
-        from tried_models import tried_once
-
-        from specdec.targets import discovery
-
-        monkeypatch.setattr(discovery, "compare", tried_once(discovery.compare, _tried_models))
+def _each_model_is_tried(request, monkeypatch):
+    """In rooms that are about the self-test."""
+    if request.path.parent.name in ("targets", "census", "capabilities", "foreign", "pictures"):
+        monkeypatch.setattr(discovery, "compare", SELF_TEST)
 
 
 @pytest.fixture(scope="session")

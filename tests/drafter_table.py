@@ -27,6 +27,7 @@ from toy_mask_token import ToyDrafter, new_head
 from specdec import (
     Draft,
     EagleDrafter,
+    ExtendedDrafter,
     FirstMatch,
     MaskTokenDrafter,
     MedusaDrafter,
@@ -132,7 +133,8 @@ SELF = {
 }
 """What is hidden from the target where it drafts for itself."""
 JOINED = ["lookup or eagle3", "suffix or mtp or eagle1"]
-WITHOUT_LOGITS = ["lookup", "suffix", "suffix, prompts", *JOINED]
+EXTENDED = "eagle3, then suffix"
+WITHOUT_LOGITS = ["lookup", "suffix", "suffix, prompts", *JOINED, EXTENDED]
 CHAINS = ["itself", "model", *RECURRENT, *WITHOUT_LOGITS, *HEADS, *SELF, "uno"]
 READERS = [n for n in CHAINS if n in SELF or n == "uno" or n.startswith("assistant")]
 """Of the target's keys and values."""
@@ -158,6 +160,7 @@ ONE_OF_EACH = [
     "lookup",
     "suffix",
     JOINED[0],
+    EXTENDED,
     "eagle3",
     "p-eagle",
     "dflash",
@@ -169,7 +172,16 @@ ONE_OF_EACH = [
 ]
 """A drafter of every kind, for laws of the loop."""
 WAYS = [
-    *("model", "lookup", JOINED[0], "eagle3, fewer ids", "p-eagle", "dspark, rnn", "mtp, looped"),
+    *(
+        "model",
+        "lookup",
+        JOINED[0],
+        EXTENDED,
+        "eagle3, fewer ids",
+        "p-eagle",
+        "dspark, rnn",
+        "mtp, looped",
+    ),
     *("self, top", "model, tree", "dspark, rnn, paths"),
 ]
 OTHERS = "suffix, prompts", "eagle1", "dflash", "assistant", "own", "lookup, tree"
@@ -221,6 +233,9 @@ def make(name, num_draft_tokens=4, **options):
         return FirstMatch(
             make(first, shorter), *(make(other, num_draft_tokens) for other in others)
         )
+    if name == EXTENDED:
+        head = make("eagle3", -(-num_draft_tokens // 2))
+        return ExtendedDrafter(head, remembering(max(num_draft_tokens // 2, 1)))
     if name == "lookup":
         return PromptLookupDrafter(num_draft_tokens, max_ngram=2)
     if name in SELF:

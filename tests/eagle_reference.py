@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-def draft_outputs(config, weights, tables, text, features, drafted, positions=None):
+def draft_outputs(config, weights, tables, text, features, drafted, positions=None, sees=None):
     """What the head computes behind a text while it drafts.
 
     Args:
@@ -23,6 +23,7 @@ def draft_outputs(config, weights, tables, text, features, drafted, positions=No
         features: `[n, F]` of all but the last of them.
         drafted: K token ids that were drafted behind the text.
         positions: of the n + K - 1 rows; None for 0, 1, ...
+        sees: as of `attention`.
 
     Returns:
         Logits `[K, Vd]` and feedback `[K, H]` of the draft steps.
@@ -34,7 +35,7 @@ def draft_outputs(config, weights, tables, text, features, drafted, positions=No
     logits, feedback = [], []
     for token in drafted:
         rows = positions or list(range(len(ids)))
-        out = stack(config, weights, embeddings[ids], hidden, rows[: len(ids)])[-1]
+        out = stack(config, weights, embeddings[ids], hidden, rows[: len(ids)], sees=sees)[-1]
         normed = rms_norm(config, out, weights["norm.weight"]) if "norm.weight" in weights else out
         logits.append(vocabulary @ (normed if config.output_norm else out) * config.logit_scale)
         feedback.append(normed if config.feedback_norm else out)

@@ -63,9 +63,11 @@ class Recomputation:
 
     Args:
         drafter: whose head.
+        sees: as of `attention`.
     """
 
-    def __init__(self, drafter: MTPDrafter):
+    def __init__(self, drafter: MTPDrafter, sees=None):
+        self.sees = sees
         self.drafter, self.head, self.config = drafter, drafter.head, drafter.config
 
     @torch.no_grad()
@@ -101,7 +103,7 @@ class Recomputation:
         weights = {f"block.{name}": tensor for name, tensor in module.block.state_dict().items()}
         read = rms_norm(config, fused, module.block.input_layernorm.weight)
         case = config, weights, "block.self_attn", read, list(range(len(fused)))
-        out = fused + attention(*case)
+        out = fused + attention(*case, sees=self.sees)
         return out + mlp(config, weights, "block", out)
 
     def norm(self, module, x):

@@ -15,6 +15,7 @@ from specdec.drafters.head.drafter import HeadDrafter
 from specdec.drafters.head.sharing import model_of
 from specdec.drafters.proposal import Kind
 from specdec.drafters.tree import Tree
+from specdec.drafters.visible import Visible
 from specdec.hf.forward import device_of
 from specdec.targets import Target
 
@@ -28,6 +29,7 @@ def load(
     proposal: Kind = "sample",
     draft_temperature: float | None = None,
     tree: Tree | str | None = None,
+    visible: Visible | None = None,
     **options: Any,
 ) -> HeadDrafter:
     """Loads a public head into the drafter of its family; `specdec inspect` shows how it is read.
@@ -37,7 +39,7 @@ def load(
         target: whose device and data type the head takes.
         families: that it may be of, your own for instance; `None` for all whose folders are known
             by their files.
-        num_draft_tokens, proposal, draft_temperature, tree: as for `HeadDrafter`.
+        num_draft_tokens, proposal, draft_temperature, tree, visible: as for `HeadDrafter`.
         options: of the reading (`layouts`, `allow_pickle`, `layer_convention`, `rope_theta`, ...),
             see `survey_checkpoint` and the family's options.
 
@@ -58,7 +60,8 @@ def load(
     model = model_of(target)
     survey = survey_checkpoint(path_or_id, model, families=families, **options)
     head = survey.load(model).build().to(device_of(model.get_input_embeddings()))
-    kinds = {"proposal": proposal, "draft_temperature": draft_temperature}
+    kinds: dict[str, Any] = {"proposal": proposal, "draft_temperature": draft_temperature}
+    kinds |= {} if visible is None else {"visible": visible}
     return survey.family.drafter(head, target, num_draft_tokens, tree=tree, **kinds)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from specdec.drafters.plain import NoDrafter as NoDrafter
     from specdec.drafters.eagle import EagleDrafter as EagleDrafter, EagleHead
     from specdec.drafters.eagle_config import EagleConfig
-    from specdec.drafters.join import FirstMatch as FirstMatch
+    from specdec.drafters.join import ExtendedDrafter as ExtendedDrafter, FirstMatch as FirstMatch
     from specdec.drafters.lookahead import LookaheadDrafter as LookaheadDrafter
     from specdec.drafters.lookup import PromptLookupDrafter as PromptLookupDrafter
     from specdec.drafters.source_lookup import SourceLookupDrafter as SourceLookupDrafter
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from specdec.drafters.paths import Paths
     from specdec.drafters.proposal import Proposal as Proposal
     from specdec.drafters.self_draft import SelfDrafter as SelfDrafter
+    from specdec.drafters.strings import StringDrafter as StringDrafter
     from specdec.drafters.suffix import SuffixDrafter as SuffixDrafter
     from specdec.drafters.tree import Tree as Tree
     from specdec.drafters.uno import UnoDrafter as UnoDrafter
@@ -44,7 +45,7 @@ _HOMES = {
     "specdec.drafters.plain": "NoDrafter",
     "specdec.drafters.eagle": "EagleDrafter EagleHead",
     "specdec.drafters.eagle_config": "EagleConfig",
-    "specdec.drafters.join": "FirstMatch",
+    "specdec.drafters.join": "ExtendedDrafter FirstMatch",
     "specdec.drafters.lookahead": "LookaheadDrafter",
     "specdec.drafters.lookup": "PromptLookupDrafter",
     "specdec.drafters.source_lookup": "SourceLookupDrafter",
@@ -55,6 +56,7 @@ _HOMES = {
     "specdec.drafters.paths": "Paths",
     "specdec.drafters.proposal": "Proposal",
     "specdec.drafters.self_draft": "SelfDrafter",
+    "specdec.drafters.strings": "StringDrafter",
     "specdec.drafters.suffix": "SuffixDrafter",
     "specdec.drafters.tree": "Tree",
     "specdec.drafters.uno": "UnoDrafter",

@@ -114,14 +114,10 @@ class PromptLookupDrafter(Drafter):
 
     def prefill(self, context: Context, state: PromptLookupState) -> None:
         """Remembers the root and the new tokens."""
-        offsets = torch.arange(context.tokens.shape[1], device=context.start.device)
-        is_real = offsets <= context.num_new[:, None]
-        padding_slot = state.tokens.shape[1] - 1
-        slots = torch.where(is_real, context.start[:, None] + offsets, padding_slot)
         tokens = context.tokens
         for index, token in enumerate(self._skipped):
             tokens = tokens.masked_fill(tokens == token, SKIPPED - index)
-        state.tokens.scatter_(1, slots, tokens)
+        remember(context, tokens, state.tokens)
 
     def _as_passed(self, text: Tensor) -> Tensor:
         """With the ids that stand for pictures."""
@@ -168,6 +164,16 @@ class PromptLookupDrafter(Drafter):
         windows = F.pad(text, (self.max_ngram - 1, 0), value=PAD_TOKEN).unfold(1, self.max_ngram, 1)
         is_equal = ((windows == wanted[:, None]) & (wanted[:, None] >= 0)).flip(2)
         return is_equal.cumprod(2, dtype=torch.uint8).sum(2)
+
+
+def remember(context: Context, tokens: Tensor, table: Tensor) -> None:
+    """Writes the tokens `[B, N + 1]` of a context at their positions in a table `[B, S + 1]`; those
+    that belong to no row at its end.
+    """
+    offsets = torch.arange(tokens.shape[1], device=tokens.device)
+    is_real = offsets <= context.num_new[:, None]
+    slots = (context.start[:, None] + offsets).where(is_real, table.shape[1] - 1)
+    table.scatter_(1, slots, tokens)
 
 
 def last_tokens(text: Tensor, length: Tensor, count: int) -> Tensor:

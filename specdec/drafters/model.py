@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,9 @@ from specdec.targets.prompt_inputs import PromptInputs
 from specdec.targets.slot_model import SlotModel
 from specdec.targets.target import MAX_VOCAB_PADDING, Target
 from specdec.types import Context, Draft
+
+if TYPE_CHECKING:
+    from specdec.drafters.visible import Visible
 
 OF_DRAFT = "draft_model."
 """Begins the names of row inputs that the draft model makes of a source by its own encoder."""
@@ -83,10 +86,13 @@ class ModelDrafter(TreeDrafter):
             `Tree(nodes=32, depth=6)`.
         vocabulary: what the draft model and the target have in common, where it has a tokenizer of
             its own: `CommonVocabulary.of(target_tokenizer, draft_tokenizer)`.
+        visible: what tokens see of the text in the draft model, in prompts too: `Sinks(4) +
+            Recent(1024)`; `None` for all. A layer with a sliding window sees the last so many of
+            its window, and a recurrent layer all.
 
     Raises:
-        TypeError, ValueError: the model cannot be decoded in slots (see `SlotModel`), K < 0, or
-            see `Proposal`.
+        TypeError, ValueError: the model cannot be decoded in slots (see `SlotModel`), K < 0,
+            layers that cannot be shown a part of a text, or see `Proposal`.
 
     Example:
         >>> from specdec import ModelDrafter, SpeculativeGenerator, zoo
@@ -107,6 +113,7 @@ class ModelDrafter(TreeDrafter):
         draft_temperature: float | None = None,
         tree: Tree | str | None = None,
         vocabulary: CommonVocabulary | None = None,
+        visible: Visible | None = None,
     ):
         super().__init__()
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
@@ -116,7 +123,12 @@ class ModelDrafter(TreeDrafter):
         self._reader: Target | None = None
         if tree is not None:
             self._slot_model.check_trees()
-        self.model = self._slot_model.model
+        self.model, self.visible = self._slot_model.model, visible
+        if visible is not None:
+            from specdec.drafters.visible import check_layers, near_of
+
+            near_of(visible)
+            check_layers(self._slot_model.route, type(self.model).__name__, "leave out visible=")
         if self._slot_model.reads_source:
             own = self._slot_model.own_inputs
             self.row_inputs = tuple(f"{OF_DRAFT}{name}" for name in own)
@@ -156,6 +168,7 @@ class ModelDrafter(TreeDrafter):
         count = self.num_draft_tokens
         sizes = {"max_window": count + 1, "extra_slots": max(room - count, 0)}
         cache = self._slot_model.init_cache(batch_size, max_length + room, **sizes)
+        self._show(cache)
         limit = self._slot_model.max_positions
         if limit is not None and limit >= cache.num_slots:
             limit = None

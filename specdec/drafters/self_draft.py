@@ -11,9 +11,15 @@ from transformers import PreTrainedModel
 from specdec.arguments import check_integer, check_placement, shown
 from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
-from specdec.drafters.visible import Recent, Visible, attention_scores
+from specdec.drafters.visible import (
+    Recent,
+    Visible,
+    attention_scores,
+    check_layers,
+    check_visible,
+)
 from specdec.samplers.noise import Drawing
-from specdec.slots.cache import Chunk, SlotCache
+from specdec.slots.cache import SlotCache
 from specdec.slots.copies import copy_slots
 from specdec.targets.target import Target
 from specdec.targets.text import TargetText
@@ -213,19 +219,9 @@ def _layers_that_run(target: Target, layers: int | Sequence[int] | None) -> tupl
 
 def _check_visible(target: Target, visible: Visible) -> None:
     """Raises an error if a table of slots cannot express the visible positions."""
-    if not isinstance(visible, Visible):
-        raise TypeError(f"visible must be like Sinks(4) + Recent(1024), got {shown(visible)}")
     name = type(target.model).__name__
-    if target.route.compressors:
-        raise ValueError(
-            f"layers of {name} read entries of several tokens, of which no part can be shown; use "
-            "layers= or model="
-        )
-    if any(isinstance(window, Chunk) for window in target.layer_windows.values()):
-        raise ValueError(
-            f"layers of {name} attend by chunks, of which no part can be shown; use layers= or "
-            "model="
-        )
+    check_visible(visible)
+    check_layers(target.route, name, "use layers= or model=")
     if visible.top and target.route.attention is None:
         raise ValueError(
             f"{name} does not call HF's attention interface, so its queries are not known; use "

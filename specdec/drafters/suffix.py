@@ -19,13 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from specdec.arguments import (
-    check_integer,
-    check_number,
-    check_placement,
-    check_tensor,
-    shown,
-)
+from specdec.arguments import check_integer, check_placement, check_tensor, shown
 from specdec.atomic import replacing
 from specdec.drafters.lookup import PromptLookupDrafter, following, last_tokens
 from specdec.drafters.lookup_tree import are_alike
@@ -66,8 +60,6 @@ class SuffixDrafter(PromptLookupDrafter):
         num_draft_tokens: K.
         max_ngram: longest match to look for, in tokens.
         min_ngram: shortest match worth proposing from.
-        max_spec_factor: a match of n tokens proposes at most n times as many. The default is no
-            limit: steps have one shape, so that fewer tokens are not cheaper.
         max_tokens: C, tokens that are remembered, a separator after each text included; the
             oldest are dropped first. The tables take 16 bytes per token and length of a match.
 
@@ -98,13 +90,9 @@ class SuffixDrafter(PromptLookupDrafter):
         *,
         max_ngram: int = 16,
         min_ngram: int = 1,
-        max_spec_factor: float | None = None,
         max_tokens: int = 65536,
     ):
         super().__init__(num_draft_tokens, max_ngram=max_ngram, min_ngram=min_ngram)
-        if max_spec_factor is not None:
-            check_number("max_spec_factor", max_spec_factor, above=0)
-        self.max_spec_factor = max_spec_factor
         self.max_tokens = check_integer("max_tokens", max_tokens, 1)
         needed, there = max_ngram * max_tokens * _CELL_BYTES, memory_bytes(torch.device("cpu"))
         if there is not None and needed > there:
@@ -251,13 +239,7 @@ class SuffixDrafter(PromptLookupDrafter):
         votes = (are_alike(tokens) & (tokens >= 0)[:, :, None]).sum(dim=(2, 3))
         best = votes.argmax(dim=1)[:, None, None]
         tokens = tokens.gather(1, best.expand(-1, -1, count))[:, 0]
-        num_valid = (tokens >= 0).sum(dim=1)
-        if self.max_spec_factor is not None:
-            most = (longest[:, 0] * self.max_spec_factor).long()
-            num_valid = torch.minimum(num_valid, most)
-            is_valid = torch.arange(count, device=text.device) < num_valid[:, None]
-            tokens = tokens.where(is_valid, PAD_TOKEN)
-        return Draft(tokens, None, num_valid)
+        return Draft(tokens, None, (tokens >= 0).sum(dim=1))
 
     def _in_text(self, text: Tensor, length: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Tokens `[B, m, K]` after the best matches in the text, `PAD_TOKEN` after its end, and

@@ -1,4 +1,4 @@
-"""`TreeDrafter`: a drafter that takes the shape of its trees."""
+"""`TreeDrafter`: a drafter that takes the shape of its trees, and what its own cache shows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from specdec.drafters.base import Drafter
 
 if TYPE_CHECKING:
     from specdec.drafters.tree import Tree
+    from specdec.drafters.visible import Visible
+    from specdec.slots.cache import SlotCache
 
 
 def shape_of(shape: Tree | str | None) -> Tree | None:
@@ -30,6 +32,7 @@ class TreeDrafter(Drafter):
     """A drafter of chains, or of trees where it is made with one."""
 
     drafts_trees: ClassVar[bool] = True
+    visible: Visible | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Reads a tree as `shape_of` does, checks it, and takes over its sizes."""
@@ -44,3 +47,10 @@ class TreeDrafter(Drafter):
         if tree is not None:
             self.num_draft_tokens, self.tree_depth = tree.nodes, tree.depth
         return None
+
+    def _show(self, cache: SlotCache) -> None:
+        """Lets tokens of a new cache of its own see what is `visible`."""
+        if self.visible is not None:
+            from specdec.drafters.visible import near_of
+
+            cache.near = near_of(self.visible)

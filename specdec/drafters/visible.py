@@ -1,4 +1,4 @@
-"""What of a text a self-drafter sees: `Sinks(4) + Recent(1024)`, `Recent(64) + TopSlots(512)`.
+"""What of a text a drafter sees: `Sinks(4) + Recent(1024)`, `Recent(64) + TopSlots(512)`.
 
 Legend: B rows, W slots of a table, h heads of keys, S slots of the target's cache.
 """
@@ -6,22 +6,30 @@ Legend: B rows, W slots of a table, h heads of keys, S slots of the target's cac
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.arguments import check_integer
+from specdec.arguments import check_integer, shown
+from specdec.slots.cache import Chunk, Near
+
+if TYPE_CHECKING:
+    from specdec.targets.route import Route
 
 
 @dataclass(frozen=True)
 class Visible:
     """So many tokens of a text; all of it, while the text is no longer than these together.
 
+    A `SelfDrafter` sees them and its draft. In a cache of the drafter's own each token sees them:
+    the last ones are itself and those before it.
+
     Args:
         sinks: the first ones, on which attention rests whatever they are (arXiv:2309.17453).
         top: those between that got the most attention from the last token that was verified, layer
-            by layer and head by head (of keys).
+            by layer and head by head (of keys); a `SelfDrafter` has these.
         recent: the last ones.
 
     Example:
@@ -39,23 +47,27 @@ class Visible:
         for name in ("sinks", "top", "recent"):
             check_integer(name, getattr(self, name), 0)
         if not self.count:
-            raise ValueError(
-                "a self-drafter needs to see something of the text; Recent(1024) is usual"
-            )
+            raise ValueError("a drafter needs to see something of the text; Recent(1024) is usual")
 
     def __add__(self, other: Visible) -> Visible:
         """What either sees."""
         if not isinstance(other, Visible):
             return NotImplemented
-        for rule in (type(self), type(other)):
-            if any(getattr(rule, n) is not getattr(Visible, n) for n in _RULE):
+        for rule in (self, other):
+            if rule.has_own_rule:
                 raise TypeError(
                     "expected Sinks, Recent and TopSlots in a sum, got "
-                    f"{rule.__name__} with a rule of its own, which a sum would lose; write one "
-                    "class that does what both do"
+                    f"{type(rule).__name__} with a rule of its own, which a sum would lose; write "
+                    "one class that does what both do"
                 )
         sums = self.sinks + other.sinks, self.top + other.top, self.recent + other.recent
         return Visible(*sums)
+
+    @property
+    def has_own_rule(self) -> bool:
+        """A subclass decides which tokens are seen."""
+        names = "count", "slots", "top_slots"
+        return any(getattr(type(self), n) is not getattr(Visible, n) for n in names)
 
     @property
     def count(self) -> int:
@@ -93,10 +105,6 @@ class Visible:
         is_between = (index >= self.sinks) & (index < first_recent)  # [B, S]
         scores = scores.masked_fill(~is_between[:, None], -torch.inf)
         return scores.topk(self.top, dim=2, sorted=False).indices
-
-
-_RULE = "count", "slots", "top_slots"
-"""What decides which tokens are seen."""
 
 
 class Sinks(Visible):
@@ -165,3 +173,40 @@ def attention_scores(query: Tensor, keys: Tensor, lengths: Tensor) -> Tensor:
     is_text = torch.arange(keys.shape[2], device=keys.device) < lengths[:, None]
     scores = scores.masked_fill(~is_text[:, None, None], -torch.inf)
     return scores.softmax(dim=-1, dtype=torch.float32).sum(dim=2)
+
+
+def check_visible(visible: Visible) -> None:
+    """Raises `TypeError` for anything else."""
+    if not isinstance(visible, Visible):
+        raise TypeError(f"visible must be like Sinks(4) + Recent(1024), got {shown(visible)}")
+
+
+def near_of(visible: Visible) -> Near:
+    """The same for a drafter with keys and values of its own, in which every token sees itself.
+
+    Raises:
+        TypeError, ValueError: no sinks and recent ones alone.
+
+    Example:
+        >>> near_of(Sinks(4) + Recent(1024))
+        Near(recent=1024, sinks=4)
+    """
+    check_visible(visible)
+    if visible.top or visible.has_own_rule:
+        what = "TopSlots" if visible.top else f"the rule of {type(visible).__name__}"
+        raise ValueError(
+            f"a drafter with keys and values of its own takes Sinks and Recent, got {what}; write "
+            "Sinks(4) + Recent(1024), or let the target draft with SelfDrafter(target, visible=)"
+        )
+    if not visible.recent:
+        raise ValueError("a token of a drafter's own text sees itself; add Recent(1024)")
+    return Near(visible.recent, visible.sinks)
+
+
+def check_layers(route: Route, name: str, advice: str) -> None:
+    """Raises `ValueError` if layers of a model of this name cannot be shown a part of a text."""
+    what = "read entries of several tokens" if route.compressors else None
+    if any(isinstance(window, Chunk) for window in route.layer_windows.values()):
+        what = "attend by chunks"
+    if what is not None:
+        raise ValueError(f"layers of {name} {what}, of which no part can be shown; {advice}")

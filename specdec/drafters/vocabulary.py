@@ -76,7 +76,8 @@ class CommonVocabulary:
         if 2 * len(pairs) < least:
             raise ValueError(
                 f"the tokenizers of target and draft model share {len(pairs)} tokens, less than "
-                f"half of the {least} of the smaller one; use a draft model of the target's family"
+                f"half of the {least} of the smaller one; use a draft model of the target's family "
+                "or StringDrafter(model, target_tokenizer, draft_tokenizer)"
             )
         for role in ("eos_token_id", "bos_token_id"):  # which may be one token
             ids = getattr(target, role), getattr(draft, role)

@@ -103,6 +103,7 @@ class AttentionOptions(NamedTuple):
         positions: `[B, N]` int64 of the queries, for a sliding window; `None` for their slots.
         is_causal: queries see nothing after them, whatever the window's rows see in other layers;
             for `attend`, which leaves `window_visible` out.
+        num_first: so many first slots are seen beside a sliding window; `None` for none.
 
     Example:
         >>> from specdec.kernels import ragged_attention
@@ -120,6 +121,7 @@ class AttentionOptions(NamedTuple):
     window_visible: Tensor | None = None
     positions: Tensor | None = None
     is_causal: bool = False
+    num_first: int | None = None
 
 
 CAUSAL = AttentionOptions()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.kernels.types import AttentionOptions
-from specdec.slots.cache import Chunk, Window
+from specdec.slots.cache import Chunk, Near, Window
 
 
 def attend(
@@ -63,9 +63,9 @@ def _attends_raggedly(window: Window, query: Tensor, keys: Tensor) -> bool:
     return attends_raggedly(query, keys, has_window_mask=has_mask)
 
 
-def sees(queries: Tensor, keys: Tensor, sliding_window: int | Chunk | None = None) -> Tensor:
+def sees(queries: Tensor, keys: Tensor, sliding_window: int | Chunk | Near | None = None) -> Tensor:
     """Whether tokens see others: themselves and those before them, `sliding_window` in all, or
-    those of their `Chunk`.
+    those of their `Chunk`, or `Near` ones.
 
     Args:
         queries: int64 positions.
@@ -80,9 +80,9 @@ def sees(queries: Tensor, keys: Tensor, sliding_window: int | Chunk | None = Non
     seen = keys <= queries
     if sliding_window is None:
         return seen
-    from specdec.slots.visible import first_seen
+    from specdec.slots.visible import is_near
 
-    return seen & (keys >= first_seen(queries, sliding_window))
+    return seen & is_near(queries, keys, sliding_window)
 
 
 def window_mask(
@@ -111,17 +111,21 @@ def window_mask(
         tensor([[[[0., 0., -inf, -inf],
                   [0., 0., 0., -inf]]]])
     """
+    sliding_window = window.seen_of(sliding_window)
     key = num_queries, dtype, sliding_window, is_causal
     if key not in window.masks:
         slots, device = window.slots[:, -num_queries:], window.slots.device
         attended = torch.arange(window.num_attended, device=device)
-        queries = slots.clamp(max=window.num_attended - 1)[..., None]
-        seen = sees(queries, attended, sliding_window)
+        slots = slots.clamp(max=window.num_attended - 1)
         if window.positions is not None or (window.visible is not None and not is_causal):
-            from specdec.slots.visible import own_visible, visible_slots
+            from specdec.kernels.attention.reference import visible_slots
+            from specdec.slots.ragged import in_slots
 
-            own = own_visible(window, num_queries, sliding_window, is_causal)
-            seen = visible_slots(window, slots, queries, attended, sliding_window, own)
+            layer = AttentionOptions(sliding_window=sliding_window, is_causal=is_causal)
+            options = in_slots(window, slots, layer)
+            seen = visible_slots(slots, window.num_attended, options)
+        else:
+            seen = sees(slots[..., None], attended, sliding_window)
         hidden = torch.full(
             (len(slots), 1, *seen.shape[1:]), -torch.inf, dtype=dtype, device=device
         )

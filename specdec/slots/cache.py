@@ -61,6 +61,15 @@ class Chunk(NamedTuple):
     size: int
 
 
+class Near(NamedTuple):
+    """In place of a layer's sliding window: a query sees the last `recent` positions, its own among
+    them, and the first `sinks` of its text. A whole cache may have one, that of a draft.
+    """
+
+    recent: int
+    sinks: int
+
+
 class Window:
     """The tokens of one forward: where each is stored, where it stands, and what it sees.
 
@@ -88,6 +97,7 @@ class Window:
         is_chunk: of a prompt: many tokens, all of which are kept.
         memory: what recurrent layers remember of the rows; `None` where there are none.
         has_kernels: attention over the window may be `ragged_attention`.
+        near: all that any layer sees, of the cache; `None` for no such bound.
         prompt: what the text decoder reads in place of token ids, a chunk of `PromptInputs`.
 
     Attributes:
@@ -109,9 +119,10 @@ class Window:
         is_chunk: bool = False,
         memory: Any = None,
         has_kernels: bool = False,
+        near: Near | None = None,
         prompt: Any = None,
     ):
-        self.prompt = prompt
+        self.prompt, self.near = prompt, near
         self.slots, self.num_attended = slots, num_attended
         self.positions, self.visible, self.row_inputs = positions, visible, row_inputs or {}
         self.layer_windows, self.has_kernels = layer_windows or {}, has_kernels
@@ -137,6 +148,14 @@ class Window:
         has_offset = "position_offset" in self.row_inputs
         fits = limit is None or (padding_slot < limit and not has_offset)
         return positions if fits else positions.clamp(max=limit - 1)
+
+    def seen_of(self, sliding_window: int | Chunk | Near | None) -> int | Chunk | Near | None:
+        """The sliding window of a layer in a text of which only `near` is seen: that, where the
+        layer has none; else as many of its last positions.
+        """
+        if self.near is None or isinstance(sliding_window, Near):
+            return sliding_window
+        return self.near if sliding_window is None else min(sliding_window, sum(self.near))
 
     @property
     def has_own_masks(self) -> bool:
@@ -194,6 +213,7 @@ class SlotCache(Cache):
     Attributes:
         in_use: forwards attend over the first so many slots, a multiple of `SLOT_MULTIPLE`. It is S
             but inside of `narrowed`.
+        near: what of a text its tokens see, in all layers; `None` for all.
         row_inputs: what windows say of each row, by name, `[B, ...]`. `"position_offset"`, int64:
             how much further on its tokens stand in its text than their slots say. `"prompt_end"`,
             int64: the position of the last token of its prompt, for edits. `"adapter"`, int64: of
@@ -216,6 +236,7 @@ class SlotCache(Cache):
     row_inputs: dict[str, Tensor]
     num_slots: int = shared()
     extra_slots: int | None = shared()
+    near: Near | None = shared()
     _places: Places = shared()
 
     def __init__(
@@ -226,7 +247,7 @@ class SlotCache(Cache):
         *,
         extra_slots: int | None = None,
     ):
-        self.extra_slots, self.row_inputs = extra_slots, {}
+        self.extra_slots, self.row_inputs, self.near = extra_slots, {}, None
         self.num_slots = round_up(num_slots)
         self._places, self.stores = allocate(batch_size, self.num_slots, shapes)
         self.__post_init__()
@@ -261,7 +282,7 @@ class SlotCache(Cache):
         Returns:
             The window to hand to the model call.
         """
-        own = {"has_kernels": self.has_kernels, "row_inputs": self.row_inputs}
+        own = {name: getattr(self, name) for name in ("has_kernels", "row_inputs", "near")}
         self.window = Window(slots, self.in_use, is_chunk=is_chunk, **{**own, **options})
         return self.window
 

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from specdec.kernels.attention.reference import ragged_attention
 from specdec.kernels.types import AttentionOptions
-from specdec.slots.cache import Chunk, Window
+from specdec.slots.cache import Chunk, Near, Window
 from specdec.slots.visible import first_seen, own_visible
 
 
@@ -12,15 +12,22 @@ def attend_to_filled(
     window: Window, query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
 ) -> Tensor:
     """`attend` without a mask."""
-    num_queries = query.shape[2]
-    slots = window.slots[:, -num_queries:].expand(len(query), -1)
-    visible = own_visible(window, num_queries, options.sliding_window, options.is_causal)
-    positions = None if options.sliding_window is None else window.positions
+    slots = window.slots[:, -query.shape[2] :].expand(len(query), -1)
+    return ragged_attention(query, keys, values, slots, in_slots(window, slots, options))
+
+
+def in_slots(window: Window, slots: Tensor, options: AttentionOptions) -> AttentionOptions:
+    """The options of a layer as the kernel takes them, for the window's last tokens at `slots`."""
+    rows, num_queries = slots.shape
+    near, num_first = window.seen_of(options.sliding_window), None
+    visible = own_visible(window, num_queries, near, options.is_causal)
+    positions = None if near is None else window.positions
     if positions is not None:
-        positions = positions[:, -num_queries:].expand(len(query), -1)
-    if isinstance(chunk := options.sliding_window, Chunk):  # what its last position sees behind
-        positions = first_seen(slots if positions is None else positions, chunk)
-        positions = positions + chunk.size - 1
-        options = options._replace(sliding_window=chunk.size)
+        positions = positions[:, -num_queries:].expand(rows, -1)
+    if isinstance(near, Chunk):  # what its last position sees behind
+        positions = first_seen(slots if positions is None else positions, near)
+        positions, near = positions + near.size - 1, near.size
+    if isinstance(near, Near):
+        near, num_first = near.recent, near.sinks or None
     options = options._replace(window_visible=visible, positions=positions)
-    return ragged_attention(query, keys, values, slots, options)
+    return options._replace(sliding_window=near, num_first=num_first)

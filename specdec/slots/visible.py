@@ -6,7 +6,7 @@ Legend: B rows, N tokens of a window, n queries (the last of the N), W slots att
 import torch
 from torch import Tensor
 
-from specdec.slots.cache import Chunk, Window
+from specdec.slots.cache import Chunk, Near, Window
 
 
 def first_seen(queries: Tensor, sliding_window: int | Chunk) -> Tensor:
@@ -16,8 +16,18 @@ def first_seen(queries: Tensor, sliding_window: int | Chunk) -> Tensor:
     return queries - sliding_window + 1
 
 
+def is_near(queries: Tensor, keys: Tensor, sliding_window: int | Chunk | Near) -> Tensor:
+    """Whether queries see keys, of positions that broadcast, which are not after them."""
+    if isinstance(sliding_window, Near):
+        return (keys >= first_seen(queries, sliding_window.recent)) | (keys < sliding_window.sinks)
+    return keys >= first_seen(queries, sliding_window)
+
+
 def own_visible(
-    window: Window, num_queries: int, sliding_window: int | Chunk | None, is_causal: bool = False
+    window: Window,
+    num_queries: int,
+    sliding_window: int | Chunk | Near | None,
+    is_causal: bool = False,
 ) -> Tensor | None:
     """`[B, n, m]`: which of the last m slots a window's last n tokens see, as `ragged_attention`
     takes it; `None` for a chain. A sliding window hides slots of this window only. A causal layer
@@ -35,27 +45,6 @@ def own_visible(
     queries, keys = slots, slots.amin(dim=1, keepdim=True) + order
     if window.positions is not None:
         queries = keys = window.positions[:, -num_queries:]
-    near = keys[:, None] >= first_seen(queries, sliding_window)[..., None]
+    near = is_near(queries[..., None], keys[:, None], sliding_window)
     earlier = visible.shape[2] - num_queries
     return torch.cat([visible[..., :earlier], visible[..., earlier:] & near], dim=2)
-
-
-def visible_slots(
-    window: Window,
-    slots: Tensor,
-    queries: Tensor,
-    attended: Tensor,
-    sliding_window: int | Chunk | None,
-    own: Tensor,
-) -> Tensor:
-    """`[B, n, W]` bool: what queries at slots `[B, n]` see, of `own_visible` slots and others."""
-    num_queries, seen = slots.shape[1], attended <= queries
-    if sliding_window is not None:
-        at = queries if window.positions is None else window.positions[:, -num_queries:, None]
-        # Before a window, position and slot are one.
-        seen = seen & (attended >= first_seen(at, sliding_window))
-    count = own.shape[2]
-    offsets = attended - slots.amin(dim=1, keepdim=True) + count - num_queries  # [B, W]
-    index = offsets.clamp(0, count - 1)[:, None].expand(-1, num_queries, -1)
-    own = own.gather(2, index)
-    return torch.where(((offsets >= 0) & (offsets < count))[:, None], own, seen)

@@ -46,11 +46,11 @@ def kinds_of(report):
     ],
 )
 def test_lossless_samplers_pass(sampler):
-    report = certify(sampler, sizes=((3, 2, 6),))
+    report = certify(sampler, sizes=((3, 2, 3),))
     assert report.passed
     assert report.is_exact
     assert report.deviation < 1e-14
-    assert report.num_problems == 6 * 6
+    assert report.num_problems == 3 * 6
     assert str(report).startswith(f"PASS  {type(sampler).__name__}")
 
 
@@ -66,7 +66,7 @@ def test_without_sizes_many_problems_are_tried():
 
 
 def test_float32_passes_within_its_rounding():
-    report = certify(BlockSampler(), dtype=torch.float32, sizes=FEW, progress=soft)
+    report = certify(BlockSampler(), dtype=torch.float32, sizes=((3, 2, 3),), progress=soft)
     assert report.passed
     assert 1e-14 < report.deviation < 1e-6
 
@@ -200,7 +200,7 @@ def test_the_report_of_a_wrong_rule_says_what_is_wrong_with_it(mistake):
 
 
 def test_the_textbook_passes():
-    assert certify(Mistaken(), sizes=TINY).passed
+    assert certify(Mistaken(), sizes=TINY, progress=soft).passed
 
 
 @pytest.mark.smoke
@@ -281,9 +281,6 @@ def test_draws_of_the_rules_own_are_inconclusive_too():
 
 
 def test_the_function_has_a_module_of_another_name():
-    from specdec import certify as both
-
-    assert both(RejectionSampler(), sizes=((2, 1, 6),), progress=soft).passed
     assert specdec.lab.certificates.certify is certify
     assert specdec.lab.certificates.ForeignSampler is not None
     with pytest.raises(TypeError, match="expected a Sampler or a SpeculativeGenerator, got 3"):

@@ -11,7 +11,6 @@ import torch
 from diagonal import case
 
 from specdec import BlockSampler, CouplingSampler, RejectionSampler, certify
-from specdec.kernels import draw
 from specdec.lab.certificates import ForeignSampler
 from specdec.lab.certificates.sampler.wider import TYPES
 from specdec.samplers import GBVSampler, Noise
@@ -218,12 +217,3 @@ def test_a_rule_that_keeps_what_never_changes_passes():
     assert report.passed, report
     said = " ".join(str(report).split())
     assert "the same with 307 ids, 32003 ids, 33 ids, 257 ids, 701 ids, float32" in said
-
-
-def inversion(draft_tokens, draft_probs, target_probs, noise):
-    """Sound: one token of the target's."""
-    return [int(draw(target_probs[0], noise.resample))]
-
-
-def test_a_foreign_rule_passes():
-    assert certify(ForeignSampler(inversion), **TINY).passed

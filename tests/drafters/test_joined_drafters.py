@@ -1,5 +1,6 @@
 """`FirstMatch` proposes what the first of its drafters proposes that proposes anything, with the
-probabilities that it was drawn from. Laws that all drafters share are in `test_laws.py`.
+probabilities that it was drawn from; `ExtendedDrafter` a draft and what a search through lists
+finds after it. Laws that all drafters share are in `test_laws.py`.
 """
 
 import pytest
@@ -18,11 +19,13 @@ from drafting import drawing, ragged_prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
+from test_ngrams import looked_up
 
 from examples.online_distillation import KeepVerified
 from specdec import (
     Context,
     Draft,
+    ExtendedDrafter,
     FirstMatch,
     ModelDrafter,
     NoDrafter,
@@ -33,6 +36,7 @@ from specdec import (
 from specdec.samplers import LogitsFilter, Noise
 from specdec.settings import differences
 
+seeds = st.integers(0, 2**32 - 1)
 SAMPLED = {"temperature": [0.7, 0.0, 1.3]}
 PAIRS = {
     "lookup, model": lambda: [PromptLookupDrafter(5, max_ngram=2), make("model", 3)],
@@ -97,6 +101,70 @@ def test_a_batch_has_rows_of_both_kinds():
     assert propose(joined, loop, state, {"temperature": 1.0})[0].tokens[0].tolist() == [3, 1, 2]
 
 
+FIRST = {
+    "model": lambda: make("model", 3),
+    "eagle3": lambda: make("eagle3", 2),
+    "lookup": lambda: PromptLookupDrafter(2, min_ngram=2),  # drafts of any length, and point masses
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+@settings(max_examples=6)
+@given(
+    seeds,
+    st.sampled_from([SAMPLED, {"temperature": 0}]),
+    *(st.integers(1, 3), st.sampled_from([(1, 1), (1, 3), (2, 2)]), st.data()),
+)
+@torch.no_grad()
+def test_a_lookup_goes_on_where_a_draft_ends(name, seed, logits_filter, width, ngram, data):
+    first = FIRST[name]()
+    lookup = PromptLookupDrafter(width, min_ngram=ngram[0], max_ngram=ngram[1])
+    drafter, k1 = ExtendedDrafter(first, lookup), first.num_draft_tokens
+    assert drafter.num_draft_tokens == k1 + width
+    prompts, integer = random_texts(seed, 3)
+    loop, state = loop_of(drafter, prompts), fresh_state(drafter, 3)
+    loop.prefill(drafter, state, 4)
+    for _ in range(4):
+        count = data.draw(st.integers(1, k1 + width))
+        draft, _ = propose(drafter, loop, state, logits_filter, count=count)
+        again, own = loop_of(first, loop.rows), fresh_state(first, 3)  # alone, the whole text anew
+        again.prefill(first, own, 4)
+        alone, _ = propose(first, again, own, logits_filter, count=min(count, k1))
+        assert draft.tokens.shape == (3, count)
+        assert (draft.probs is None) == (alone.probs is None)
+        for row, size in enumerate(alone.is_valid.sum(1).tolist()):
+            if loop.num_new[row] < again.num_new[row]:  # it has ended
+                continue
+            head = alone.tokens[row, :size].tolist()
+            room = count - min(count, k1)
+            after = looked_up(loop.rows[row] + head, room, *ngram) if room else []
+            valid = int(draft.num_valid[row])
+            assert draft.tokens[row, :valid].tolist() == [*head, *after]
+            if draft.probs is not None:
+                expected = torch.eye(VOCAB)[[*head, *after]]
+                expected[:size] = alone.probs[row, :size]
+                torch.testing.assert_close(draft.probs[row, : len(expected)], expected)
+        commit_some(loop, draft, count, integer, 3)
+
+
+def test_what_a_lookup_adds_is_accepted_and_has_no_probability_of_the_head():
+    """The target drafts for itself; its greedy text soon repeats a few tokens."""
+    ids, mask = ragged_prompts(VOCAB, 5, 9)
+    options = {"max_new_tokens": 40, "eos_token_id": None}
+    lookup = PromptLookupDrafter(3, min_ngram=2)
+    results = [
+        SpeculativeGenerator(MODEL, drafter).generate(ids, mask, trace=True, **options)
+        for drafter in (make("itself", 2), ExtendedDrafter(make("itself", 2), lookup))
+    ]
+    assert results[0].sequences.equal(results[1].sequences)
+    assert len(results[1].trace.numbers[0]) < len(results[0].trace.numbers[0])
+    counts = {s.num_accepted for row in results[1].steps for s in row}
+    assert max(counts) > 2
+    pairs = zip(results[1].steps, results[1].trace.numbers, strict=True)
+    for step, numbers in ((s, n) for row in pairs for s, n in zip(*row, strict=True)):
+        assert (numbers.raw_draft_probs is None) == (len(step.draft_tokens) > 2)
+
+
 @pytest.mark.parametrize("graphs", [False, True])
 def test_a_setting_of_a_part_holds_from_the_next_call_on(graphs):
     ids, mask = ragged_prompts(VOCAB, 5, 9)
@@ -139,8 +207,8 @@ class Odd(NoDrafter):
         return object()
 
 
-def of_size(number):
-    make("lookup or eagle3").num_draft_tokens = number
+def of_size(number, drafter=None):
+    (drafter or make("lookup or eagle3")).num_draft_tokens = number
 
 
 LOOKUP = PromptLookupDrafter(4)
@@ -159,6 +227,9 @@ REFUSED = [
         "the head was made for a vocabulary",
     ),
     (lambda: fresh_state(FirstMatch(LOOKUP, Odd()), 1), "Odd.init_state returned state = a object"),
+    (lambda: ExtendedDrafter(LOOKUP, make("model")), "by a PromptLookupDrafter .. a ModelDrafter"),
+    (lambda: ExtendedDrafter(LOOKUP, PromptLookupDrafter(6, num_continuations=2)), "tree_depth=3"),
+    (lambda: of_size(1, ExtendedDrafter(LOOKUP, LOOKUP)), "ExtendedDrafter.num_draft_tokens"),
     (lambda: of_size(-1), "FirstMatch.num_draft_tokens"),
     (lambda: of_size(2.0), "FirstMatch.num_draft_tokens"),
 ]

@@ -12,6 +12,7 @@ import torch
 from architectures import VOCAB, build
 from diagonal import case, diagonal, first
 from drafter_table import (
+    EXTENDED,
     IDS,
     JOINED,
     LEARNED,
@@ -50,6 +51,7 @@ from specdec import (
     BlockSampler,
     Draft,
     EagleDrafter,
+    ExtendedDrafter,
     FirstMatch,
     MaskTokenDrafter,
     ModelDrafter,
@@ -123,6 +125,9 @@ OF_TINY = {
     "model, tree": lambda model: ModelDrafter(perturbed(model), tree=SMALL_TREE),
     "lookup or model": lambda model: FirstMatch(
         PromptLookupDrafter(1, min_ngram=2), ModelDrafter(perturbed(model), 2)
+    ),
+    "model, then suffix": lambda model: ExtendedDrafter(
+        ModelDrafter(perturbed(model), 1), remembering_samples(model)
     ),
     "suffix": remembering_samples,
     "suffix, prompts": lambda model: remembering_samples(model, by_prompt=True),
@@ -516,7 +521,7 @@ def test_a_state_built_up_by_drafts_of_any_lengths_proposes_what_a_fresh_one_wou
         where, found = is_valid(expected), is_valid(draft)
         if drafter.feature_layers:  # a row without anything new has ended
             where &= torch.tensor(loop.num_new)[:, None] > 0
-        if name in JOINED:  # one of them may propose something all the same
+        if name in (*JOINED, EXTENDED):  # one of them may propose something all the same
             found &= torch.tensor(loop.num_new)[:, None] > 0
         assert found.equal(where)
         assert_same(draft, expected, where)
@@ -582,7 +587,7 @@ def poison(drafter, state, context, num_in_use):
     """Garbage in every entry that a step has to write before it reads it, and NaN where not even
     a mask may be relied on.
     """
-    if isinstance(drafter, FirstMatch):
+    if isinstance(drafter, FirstMatch | ExtendedDrafter):
         for part, of_part in zip(drafter.drafters, state.parts, strict=True):
             poison(part, of_part, context, num_in_use)
     if isinstance(getattr(state, "tokens", None), torch.Tensor):

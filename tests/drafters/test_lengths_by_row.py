@@ -2,7 +2,7 @@
 `docs/generate.md`, with other limits.
 """
 
-import re
+import ast
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,14 +26,19 @@ LENGTHS = 3, 14, 22, 9
 OPTIONS = {"max_new_tokens": 12, "eos_token_id": [], "pad_token_id": 0}
 
 
+LIMITS = {8_192: 16, 32_768: 24}
+
+
 def by_length():
     """The page's class with K = 3 to 16 tokens, then 1 to 24, then 0."""
     (block,) = (b for b in PAGE.read_text().split("```python\n") if "class DraftsByLength" in b)
+    (made,) = (n for n in ast.parse(block.split("```")[0]).body if isinstance(n, ast.ClassDef))
+    numbers = [n for n in ast.walk(made) if isinstance(n, ast.Constant) and n.value in LIMITS]
+    assert {number.value for number in numbers} == {*LIMITS}
+    for number in numbers:
+        number.value = LIMITS[number.value]
     names = {"torch": torch, "replace": replace, "WrappedDrafter": WrappedDrafter}
-    source = re.search(
-        r"^class DraftsByLength.*?(?=^\S)", block[block.index("class ") :] + "x", re.M | re.S
-    )
-    exec(source[0].replace("8_192", "16").replace("32_768", "24"), names)
+    exec(compile(ast.Module([made], []), str(PAGE), "exec"), names)
     return names["DraftsByLength"]
 
 

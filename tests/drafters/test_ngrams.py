@@ -175,18 +175,6 @@ def test_of_more_occurrences_than_are_counted_those_counted_are_spread_over_all(
     assert drafts_of(drafter, [[5]], 1) == [[2]]
 
 
-@settings(max_examples=12)
-@given(long_texts, texts, st.integers(1, 6), st.integers(1, 16).map(lambda n: n / 4))
-def test_a_match_proposes_at_most_so_many_times_its_length(memory, text, count, factor):
-    free, bound = SuffixDrafter(count), SuffixDrafter(count, max_spec_factor=factor)
-    for drafter in (free, bound):
-        drafter.remember([memory])
-    matches = [e for e in endings(text, 1, 16) if ends_of(text, e) or ends_of(memory, e)]
-    longest = max(map(len, matches), default=0)
-    expected = [row[: int(longest * factor)] for row in drafts_of(free, [text], count)]
-    assert drafts_of(bound, [text], count) == expected
-
-
 @pytest.mark.parametrize("by_prompt", [False, True])
 @pytest.mark.parametrize("graphs", [False, True])
 def test_a_text_that_was_remembered_is_drafted_by_the_next_call(graphs, by_prompt):
@@ -291,7 +279,6 @@ NUMBERS = [
     (PromptLookupDrafter, {"min_ngram": 3, "max_ngram": 2}, "min_ngram"),
     (PromptLookupDrafter, {"min_ngram": -1, "max_ngram": 1}, "min_ngram"),
     (SuffixDrafter, {"max_tokens": 0}, "max_tokens"),
-    (SuffixDrafter, {"max_spec_factor": 0}, "max_spec_factor"),
     (SuffixDrafter, {"max_ngram": 0}, "max_ngram"),
     (SuffixDrafter, {"min_ngram": 17}, "min_ngram"),
     (SuffixDrafter, {"max_ngram": 10**7}, "max_ngram=10000000 .. take .. GiB, and cpu has"),

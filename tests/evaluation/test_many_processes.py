@@ -1,7 +1,6 @@
 """Any number of processes fill one folder: every number is one process's, whoever is killed."""
 
 import errno
-import heapq
 import json
 import os
 import random
@@ -20,7 +19,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from architectures import build
-from scipy.stats import norm
 from tqdm import tqdm
 
 from specdec import SpeculativeGenerator, zoo
@@ -376,43 +374,6 @@ def test_of_processes_on_one_device_one_alone_measures_times(tmp_path):
     assert np.isnan(difference(first, second, "ms_per_token").value)
     assert not np.isnan(difference(first, second).value)
     assert set(study.to_frame()["device"]) == {first.about["run"]["device"], "cuda (another one)"}
-
-
-LENGTHS = {
-    "GSM8K": "25 47 53 59 65 69 74 78 84 89 94 99 106 112 119 125 134 145 159 176 304",
-    "HumanEval": "4 10 14 21 22 25 29 33 36 39 42 43 48 56 63 71 77 81 95 112 210",
-}
-"""Words and signs of the published answers: every twentieth of them, from the shortest."""
-CORRELATION = 0.5
-"""Of an answer's length with its prompt's: 0.50 and 0.51 there."""
-
-
-def efficiency(lengths: np.ndarray, count: int) -> float:
-    """Of processes of which each takes the next piece when it is free."""
-    ends = [0.0] * count
-    for length in lengths:
-        heapq.heapreplace(ends, ends[0] + length)
-    return lengths.sum() / (count * max(ends))
-
-
-@pytest.mark.parametrize("name", LENGTHS)
-@pytest.mark.parametrize("seed", range(3))
-def test_the_folder_as_a_queue_keeps_many_processes_at_work(name, seed):
-    """4 096 prompts of one cell, whose answers have real lengths; the longest prompts come first.
-    Rounds of one batch per process, which all wait for the longest one, would waste half.
-    """
-    generator, table = np.random.default_rng(seed), np.array(LENGTHS[name].split(), dtype=float)
-    answer, prompt = generator.multivariate_normal(
-        [0, 0], [[1, CORRELATION], [CORRELATION, 1]], 4096
-    ).T
-    lengths = np.interp(norm.cdf(answer), np.linspace(0, 1, len(table)), table)
-    in_rounds = lengths.sum() / (8 * lengths.reshape(-1, 8).max(axis=1).sum())
-    assert in_rounds < 0.62
-    assert efficiency(lengths, 8) > 0.99
-    assert efficiency(lengths, 64) > 0.95
-    sorted_lengths = lengths[np.argsort(-prompt)]
-    assert efficiency(sorted_lengths, 8) > 0.998
-    assert efficiency(sorted_lengths, 64) > 0.97
 
 
 def test_long_prompts_are_taken_first():

@@ -10,7 +10,7 @@ import pytest
 
 COMMANDS = ["gpu.py", "gpu_check.py", "gpu_kernels.py --rounds 1 --batch 1"]
 COMMANDS += ["gpu_attention.py --rounds 1", "training.py --rounds 1", "self_drafting.py"]
-COMMANDS += ["gpu_first.py", "gpu_parallel.py", "gpu_encoders.py"]
+COMMANDS += ["self_drafting.py --own", "gpu_first.py", "gpu_parallel.py", "gpu_encoders.py"]
 COMMANDS += [
     "cpu_speed.py --threads 1 --rounds 1 --prompts 2 --new-tokens 8",
     "zoo_trees.py --threads 1 --rounds 1 --prompts 3 --new-tokens 2",

@@ -1,13 +1,17 @@
 """Drafters of the examples draft in batches, and leave greedy text as it is."""
 
+import json
+
 import pytest
 import torch
 
+from examples.grammar_drafter import GrammarDrafter
 from examples.last_seen_drafter import LastSeenDrafter
 from examples.layer_drafter import LayerDrafter
 from examples.nested_drafter import NestedDrafter
 from examples.query_drafter import QueryDrafter
-from specdec import SpeculativeGenerator, Target, certify, zoo
+from specdec import CouplingSampler, FirstMatch, SpeculativeGenerator, Target, certify, zoo
+from specdec.lab.integrations.grammars import llguidance_processor
 
 TARGET, TOKENIZER = zoo.load_target(), zoo.load_tokenizer()
 VIEWS = Target(TARGET)
@@ -76,3 +80,28 @@ def test_a_model_of_other_ids_is_named():
     drafter = nested()
     with pytest.raises(ValueError, match="at most the target's 5 ids, got 2048"):
         drafter.validate(vocab_size=5, device=torch.device("cpu"))
+
+
+def test_the_drafter_of_a_grammar_writes_forced_text_in_few_steps():
+    """Rows at different places of the grammar; the oracle decodes plainly under the grammar."""
+    guidance = pytest.importorskip("llguidance")
+    properties = {"name": {"enum": ["alpha", "beta"]}, "description": {"enum": ["large", "small"]}}
+    schema = {"type": "object", "properties": properties, "required": [*properties]}
+    schema |= {"additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}
+    grammar = guidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    options = {"do_sample": True, "temperature": [0.0, 1.0, 2.0], "seed": [1, 2, 3]}
+    options["logits_processor"] = [llguidance_processor(grammar, TOKENIZER, 2048)]
+    inputs = TOKENIZER(["config = ", "x", "data: "], return_tensors="pt", padding=True)
+    head, drafter = zoo.load_drafter("eagle3", TARGET), GrammarDrafter(grammar, TOKENIZER, 2048)
+    plain, *found = (
+        SpeculativeGenerator(VIEWS, each, CouplingSampler()).generate(
+            **inputs, max_new_tokens=32, **options
+        )
+        for each in (None, drafter, FirstMatch(drafter, head))
+    )
+    for row in plain.texts:
+        assert json.loads(TOKENIZER.decode(row, skip_special_tokens=True)).keys() == {*properties}
+    for result in found:
+        assert result.sequences.equal(plain.sequences)
+        assert max(map(len, result.steps)) < 0.4 * max(plain.lengths)
+    assert sum(found[0].stats.accepted) > 0.9 * sum(found[0].stats.drafted)

@@ -42,7 +42,7 @@ def test_long_and_short_rows_are_the_definition(queries, rows, dtype):
 
 
 WIDTHS = [(64, 64, 8), (80, 80, 1), (96, 96, 2), (128, 128, 5), (192, 128, 1), (256, 256, 2)]
-OPTIONS = {"scale": 0.1, "softcap": 5.0, "sliding_window": 100, "has_sinks": True}
+OPTIONS = {"scale": 0.1, "softcap": 5.0, "sliding_window": 100, "num_first": 4, "has_sinks": True}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -53,7 +53,7 @@ def test_all_options_at_the_widths_of_real_models_are_the_definition(
     """One shape for each dtype and two more in bfloat16: the time goes into compiling."""
     shapes = {(3, 4): OPTIONS}
     if dtype == torch.bfloat16:
-        shapes |= {(2, 9): {"sliding_window": 33, "has_mask": True}, (40, 2): {}}
+        shapes |= {(2, 9): {"sliding_window": 33, "num_first": 70, "has_mask": True}, (40, 2): {}}
     for (rows, queries), options in shapes.items():
         sizes = Sizes(rows, queries, 2, group, width, value_width, slots=784)
         case = random_case(sizes, width, dtype=dtype, forgets=True, **options).cuda()

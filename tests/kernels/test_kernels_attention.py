@@ -31,6 +31,7 @@ options = st.fixed_dictionaries(
         "scale": st.sampled_from([None, 0.3]),
         "softcap": st.sampled_from([None, 2.0]),
         "sliding_window": st.sampled_from([None, 0, 1, 5, 20, 500]),
+        "num_first": st.sampled_from([None, 1, 4, 17, 40]),
         "has_sinks": st.booleans(),
         "has_mask": st.booleans(),
         "forgets": st.booleans(),
@@ -90,6 +91,24 @@ def test_lengths_at_the_edges_of_tiles_are_read_to_their_end(length):
     for num_splits in (1, 4):
         tiles = Tiles(16, 16, 4, 3, num_splits)
         assert_near(triton.ragged_attention(*case.arguments, tiles=tiles), case)
+
+
+@interpreted
+@pytest.mark.parametrize("num_first", [None, 1, 4, 16, 17])
+def test_a_sliding_window_reads_its_own_tiles_and_those_of_the_first_slots(num_first):
+    """All other slots are NaN, of which one that is read would show."""
+    case = random_case(
+        Sizes(2, 3, 2, 2, slots=192), 8, lengths=[192, 100], sliding_window=20, num_first=num_first
+    )
+    places, end = torch.arange(192), case.slots[:, -1:] + 1
+    first = (num_first or 0) + 15
+    is_far = (places >= first - first % 16) & (places < end - 22)
+    expected = ragged_attention(*case.arguments)
+    for states in (case.keys, case.values):
+        states.masked_fill_(is_far[:, None, :, None], torch.nan)
+    for num_splits in (1, 2, 9):
+        out = triton.ragged_attention(*case.arguments, tiles=Tiles(16, 16, 4, 3, num_splits))
+        torch.testing.assert_close(out, expected)
 
 
 @interpreted

@@ -266,16 +266,6 @@ def test_a_certificate_sees_a_source_that_is_another_row_s(monkeypatch):
         certify(generator, [[2, 7]], **sizes)
 
 
-def test_coupled_samples_are_those_of_plain_decoding():
-    batch, _ = sources(kept_whole("whisper"), *LENGTHS)
-    options = {"max_new_tokens": NEW, "temperature": 0.7, "seed": [1, 2, 3], "eos_token_id": []}
-    target, texts = target_of("whisper"), []
-    for drafter in (None, ModelDrafter(drafts_of("whisper"))):
-        generator = SpeculativeGenerator(target, drafter, "coupling")
-        texts.append(generator.generate(**batch, **options).sequences)
-    assert texts[0].equal(texts[1])
-
-
 def one_for_all(table, mask):
     return table[:1].expand_as(table), mask
 

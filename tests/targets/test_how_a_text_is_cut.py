@@ -586,9 +586,6 @@ def at_the_last(module, x):
     return the_last_token(module, (), NORM(module, x))
 
 
-SOFTMAX, NORM = torch.nn.functional.softmax, modeling_llama.LlamaRMSNorm.forward
-
-
 def test_functions_that_are_looked_up_by_name_are_those_of_hf(monkeypatch):
     model = build("llama")
     model.set_attn_implementation("eager")

@@ -5,7 +5,6 @@ HF's hook acts by the place in a call, `hidden[:, -1]`, which under HF's `genera
 position from the prompt's last one on. The edit says this by positions.
 """
 
-import threading
 from contextlib import contextmanager
 
 import pytest
@@ -327,27 +326,6 @@ def test_hooks_of_the_model_run_beside_edits():
     assert texts(generator) == without != expected
 
 
-def test_two_threads_edit_windows_of_their_own():
-    model = build("llama")
-    target = Target(model, edits=(steering(vector_for(model)),))
-    generator = SpeculativeGenerator(target, "lookup")
-    alone = [generator.generate(IDS[i : i + 1], MASK[i : i + 1], **GREEDY) for i in range(4)]
-    found = {}
-
-    def run(i):
-        for _ in range(5):
-            one = slice(i, i + 1)
-            found.setdefault(i, []).append(generator.generate(IDS[one], MASK[one], **GREEDY))
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i, result in enumerate(alone):
-        assert all(each.sequences.equal(result.sequences) for each in found[i])
-
-
 EDITED = {"layer": "", "gate_proj": "mlp.gate_proj", "norm": "input_layernorm"}
 EDITED["q"] = "self_attn.q_proj"
 
@@ -666,12 +644,6 @@ def by_strength(view, out):
     return torch.cat([out[:, :-1], out[:, -1:] + strength[:, None, None]], dim=1)
 
 
-def above_one(view, out):
-    """Of a row with a strength above 1."""
-    strength = window_of(view).row_inputs.get("strength", torch.zeros(len(out)))
-    return out + (strength > 1).to(out.dtype)[:, None, None] * out.mean(dim=1, keepdim=True)
-
-
 @pytest.mark.parametrize("name", ["none", "lookup", "model"])
 def test_an_edit_is_tried_with_what_a_call_brings_for_its_rows(name):
     model, edit = build("llama"), around(by_strength)
@@ -683,13 +655,3 @@ def test_an_edit_is_tried_with_what_a_call_brings_for_its_rows(name):
     assert texts(generator, row_inputs=nothing) == texts(SpeculativeGenerator(model, None))
     with pytest.raises(ValueError, match=r"\(edit\) depend on how a text is cut"):
         texts(generator, row_inputs={"strength": [0.0, 3.0, 0.0, 0.0]})
-
-
-def test_an_edit_that_looks_at_the_values_of_row_inputs_is_tried_with_them():
-    model, edit = build("llama"), around(above_one)
-    edit.row_inputs = ("strength",)
-    generator = SpeculativeGenerator(Target(model, edits=(edit,)), "lookup")
-    weak = {"strength": [1.0, 0.5, 0.0, -1.0]}
-    assert texts(generator, row_inputs=weak) == texts(SpeculativeGenerator(model, None))
-    with pytest.raises(ValueError, match=r"\(edit\) depend on how a text is cut"):
-        texts(generator, row_inputs={"strength": [1.0, 0.5, 0.0, 2.0]})

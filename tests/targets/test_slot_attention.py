@@ -13,9 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kernels import AttentionOptions, ragged_attention
+from specdec.kernels import AttentionOptions
 from specdec.slots.attention import window_mask
-from specdec.slots.cache import SlotCache, Window
+from specdec.slots.cache import Near, SlotCache, Window
+from specdec.slots.ragged import attend_to_filled
 from specdec.targets.attention import slot_attention
 from specdec.targets.trial.probe import probe_attention
 
@@ -23,6 +24,7 @@ options = st.fixed_dictionaries(
     {
         "scaling": st.sampled_from([None, 0.3]),
         "sliding_window": st.sampled_from([None, 1, 3, 50]),
+        "near": st.sampled_from([None, Near(1, 0), Near(3, 2), Near(60, 4)]),
         "softcap": st.sampled_from([None, 2.0]),
         "has_sinks": st.booleans(),
     }
@@ -43,11 +45,11 @@ LAYER = torch.nn.Module()
 LAYER.layer_idx = 2
 
 
-def open_window(slots, num_slots, sliding_window=None):
+def open_window(slots, num_slots, sliding_window=None, near=None):
     """The window of a forward over `[B, N]` slots that attends over all of a cache."""
     windows = {LAYER.layer_idx: sliding_window}
     cache = SlotCache(len(slots), num_slots, {})
-    return cache.open_window(slots, layer_windows=windows)
+    return cache.open_window(slots, layer_windows=windows, near=near)
 
 
 def random_case(size, seed, dtype=torch.float64):
@@ -69,7 +71,7 @@ def random_case(size, seed, dtype=torch.float64):
 def attention(case, option):
     query, key, value, slots, sinks = case
     named = {
-        "slot_window": open_window(slots, key.shape[2], option["sliding_window"]),
+        "slot_window": open_window(slots, key.shape[2], option["sliding_window"], option["near"]),
         "s_aux": sinks if option["has_sinks"] else None,
         "scaling": option["scaling"],
         "softcap": option["softcap"],
@@ -79,15 +81,22 @@ def attention(case, option):
     return out
 
 
+def seen_slots(slot, option):
+    """Those that a token in a slot sees."""
+    recent, sinks = option["near"] or (slot + 1, 0)
+    if option["sliding_window"] is not None:
+        recent, sinks = min(option["sliding_window"], recent + sinks), 0
+    return [s for s in range(slot + 1) if s < sinks or s > slot - recent]
+
+
 def oracle(case, option):
     query, key, value, slots, sinks = case
     rows, heads, width, channels = query.shape
-    groups, window = heads // key.shape[1], option["sliding_window"] or slots.amax() + 1
+    groups = heads // key.shape[1]
     scale = option["scaling"] or 1 / math.sqrt(channels)
     out = torch.empty(rows, width, heads, value.shape[-1], dtype=torch.float64)
     for b, n, h in itertools.product(range(rows), range(width), range(heads)):
-        end = int(slots[b, n]) + 1
-        seen = slice(max(0, end - int(window)), end)
+        seen = seen_slots(int(slots[b, n]), option)
         scores = scale * key[b, h // groups, seen] @ query[b, h, n]
         if option["softcap"] is not None:
             scores = option["softcap"] * torch.tanh(scores / option["softcap"])
@@ -104,18 +113,17 @@ def test_attention_is_a_softmax_over_the_visible_slots_of_each_row(size, option,
     torch.testing.assert_close(attention(case, option), expected, rtol=0, atol=1e-12)
     sinks = case[4] if option["has_sinks"] else None
     names = option["scaling"], option["softcap"], sinks, option["sliding_window"]
-    ragged = ragged_attention(*case[:4], AttentionOptions(*names))
+    window = open_window(case[3], case[1].shape[2], near=option["near"])
+    ragged = attend_to_filled(window, *case[:3], AttentionOptions(*names))
     torch.testing.assert_close(ragged, expected, rtol=0, atol=1e-6)
 
 
 def mark_dead(case, option, value):
     """The case with `value` in every slot that no token of its row sees."""
     query, keys, values, slots, sinks = case
-    places = torch.arange(keys.shape[2])
-    first = 0
-    if option["sliding_window"] is not None:
-        first = slots[:, :1] - option["sliding_window"] + 1
-    is_dead = (places > slots[:, -1:]) | (places < first)
+    is_dead = torch.ones(len(slots), keys.shape[2], dtype=torch.bool)
+    for row, window in enumerate(slots.tolist()):
+        is_dead[row, [s for slot in window for s in seen_slots(slot, option)]] = False
     is_dead = is_dead[:, None, :, None]
     return query, keys.masked_fill(is_dead, value), values.masked_fill(is_dead, value), slots, sinks
 
@@ -129,7 +137,7 @@ def test_garbage_in_slots_that_nobody_sees_changes_nothing_bit_for_bit(size, opt
 
 @given(sizes, seeds)
 def test_garbage_in_a_slot_that_is_seen_changes_the_outcome(size, seed):
-    option = {"scaling": None, "sliding_window": None, "softcap": None, "has_sinks": False}
+    option = dict.fromkeys(["scaling", "sliding_window", "softcap", "near"]) | {"has_sinks": False}
     query, keys, values, slots, sinks = random_case(size, seed, torch.float32)
     clean = attention((query, keys, values, slots, sinks), option)
     for b, last in enumerate(slots[:, -1].tolist()):

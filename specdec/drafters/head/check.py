@@ -9,6 +9,7 @@ from torch import nn
 
 from specdec.drafters.base import Drafter
 from specdec.drafters.tree import Tree
+from specdec.drafters.visible import Visible, near_of
 
 
 def check_head(drafter: Any, head: nn.Module, others: Sequence[Any]) -> None:
@@ -62,6 +63,16 @@ def check_ids(config: Any, tree: Tree | None, vocab_size: int) -> None:
             f"the head was made for a vocabulary of {config.vocab_size} and the target's "
             f"is {vocab_size}; it was made for another target"
         )
+
+
+def check_visible(drafter: Any, visible: Visible) -> None:
+    """Raises an error for what the keys and values of a drafter's own head cannot show."""
+    if drafter.reads_target or getattr(drafter.config, "layer", None) is None:
+        raise ValueError(
+            f"{type(drafter).__name__} keeps no keys and values of its own, of which a part could "
+            "be shown; leave out visible="
+        )
+    near_of(visible)
 
 
 def refuse_width(config: Any, width: int) -> NoReturn:

@@ -17,14 +17,16 @@ from specdec.arguments import check_placement
 from specdec.drafters import files
 from specdec.drafters.base import check_num_draft_tokens
 from specdec.drafters.head.layers import look_up
-from specdec.drafters.head.state import HeadState, head_state
+from specdec.drafters.head.state import HeadState
 from specdec.drafters.head.window import ContextRows, read_context
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.tree_drafter import TreeDrafter
+from specdec.slots.cache import SlotCache
 from specdec.types import Context
 
 if TYPE_CHECKING:
     from specdec.drafters.tree import Tree, TreePlan
+    from specdec.drafters.visible import Visible
     from specdec.targets import Target
 
 
@@ -49,10 +51,14 @@ class HeadDrafter(TreeDrafter):
         draft_temperature: of the draft where the target samples; `None` is the target's own.
         tree: drafts trees of this shape instead of chains; K is then its nodes. "32x6" is
             `Tree(nodes=32, depth=6)`.
+        visible: what tokens see of the text in the head's own keys and values, in prompts too:
+            `Sinks(4) + Recent(1024)`; `None` for all. A layer with a sliding window sees the last
+            so many of its window.
 
     Raises:
         TypeError: no head, or no HF model as target.
-        ValueError: the head does not fit the target (vocabulary, widths), K < 0, or see `Proposal`.
+        ValueError: the head does not fit the target (vocabulary, widths), K < 0, `visible` of a
+            head without keys and values, or see `Proposal`.
     """
 
     head: Any  # of `head_type`; type checkers take attributes of a module for tensors
@@ -72,6 +78,7 @@ class HeadDrafter(TreeDrafter):
         proposal: Kind = "sample",
         draft_temperature: float | None = None,
         tree: Tree | str | None = None,
+        visible: Visible | None = None,
     ):
         from specdec.drafters.head.sharing import borrow, model_of
 
@@ -87,6 +94,11 @@ class HeadDrafter(TreeDrafter):
         self.feature_layers = head.config.feature_layers
         self.borrowed = borrow(head.config, model_of(target))
         self._check_draft_length()
+        self.visible = visible
+        if visible is not None:
+            from specdec.drafters.head.check import check_visible
+
+            check_visible(self, visible)
 
     def _check_head(self, head: nn.Module) -> None:
         """Raises an error unless the module is a head of this design with weights."""
@@ -113,6 +125,7 @@ class HeadDrafter(TreeDrafter):
         proposal: Kind = "sample",
         draft_temperature: float | None = None,
         tree: Tree | str | None = None,
+        visible: Visible | None = None,
         **options: Any,
     ) -> Self:
         """Loads a public head; `specdec inspect` shows how it is read.
@@ -120,7 +133,7 @@ class HeadDrafter(TreeDrafter):
         Args:
             path_or_id: a folder, or a Hugging Face id.
             target: whose device and data type the head takes.
-            num_draft_tokens, proposal, draft_temperature, tree: as for the class.
+            num_draft_tokens, proposal, draft_temperature, tree, visible: as for the class.
             options: of the reading (`layouts`, `allow_pickle`, `layer_convention`, `rope_theta`,
                 ...), see `survey_checkpoint` and the family's options.
 
@@ -130,6 +143,7 @@ class HeadDrafter(TreeDrafter):
                 head for another target.
         """
         options |= {"proposal": proposal, "draft_temperature": draft_temperature, "tree": tree}
+        options |= {"visible": visible}
         family = files.checkpoints("families").family_of_drafter(cls)
         load = files.checkpoints("drafter").load
         return load(path_or_id, target, num_draft_tokens, families=(family,), **options)
@@ -162,11 +176,15 @@ class HeadDrafter(TreeDrafter):
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> HeadState:
         """Key/value storage for `max_length` tokens per row, and the nodes that a step reads."""
-        plan, sizes = self.tree_plan(device), (batch_size, max_length)
-        if getattr(self.config, "layer", None) is None:
+        plan, layer = self.tree_plan(device), getattr(self.config, "layer", None)
+        if layer is None:
             return HeadState(None, None, plan=plan)
-        extra = max(plan.max_read if plan else 0, self.num_after) - self.num_draft_tokens
-        return head_state(self.head, self.num_layers, sizes, plan, extra_slots=extra, device=device)
+        room, where = plan.max_read if plan else 0, {"dtype": self.head.dtype, "device": device}
+        shapes = dict.fromkeys(range(self.num_layers), layer.key_value_shape(**where))
+        extra_slots = max(room, self.num_after) - self.num_draft_tokens
+        cache = SlotCache(batch_size, max_length + room, shapes, extra_slots=extra_slots)
+        self._show(cache)
+        return HeadState(cache, layer.rotary_table(cache.num_slots + 1, **where), plan=plan)
 
     def tree_plan(self, device: torch.device) -> TreePlan | None:
         """How its trees grow; `None` for chains."""

@@ -6,9 +6,8 @@ Legend: B rows, D width of an attention head, S slots.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from specdec.graphs.tree import shared
@@ -30,30 +29,3 @@ class HeadState:
     angles: Tensor | None = shared()
     plan: TreePlan | None = shared(default=None, kw_only=True)
     placed: PlacedRows | None = field(default=None, kw_only=True)
-
-
-def head_state(
-    head: Any,
-    num_layers: int,
-    sizes: tuple[int, int],
-    plan: TreePlan | None,
-    *,
-    extra_slots: int,
-    device: torch.device,
-) -> HeadState:
-    """Key/value storage for the tokens of each row, and the nodes that a step reads.
-
-    Args:
-        head: of a `HeadDrafter`, with decoder layers.
-        num_layers: decoder layers in use.
-        sizes: B, and the most tokens of a row.
-        plan: of trees.
-        extra_slots: so many tokens more than K may be behind the text.
-        device: where the tensors are.
-    """
-    layer, (rows, most) = head.config.layer, sizes
-    where = {"dtype": head.dtype, "device": device}
-    shapes = dict.fromkeys(range(num_layers), layer.key_value_shape(**where))
-    most += plan.max_read if plan else 0
-    cache = SlotCache(rows, most, shapes, extra_slots=extra_slots)
-    return HeadState(cache, layer.rotary_table(cache.num_slots + 1, **where), plan=plan)

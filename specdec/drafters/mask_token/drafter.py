@@ -27,6 +27,7 @@ from specdec.samplers.noise import Drawing
 from specdec.types import Context, Draft
 
 if TYPE_CHECKING:
+    from specdec.drafters.visible import Visible
     from specdec.targets import Target
 
 
@@ -80,9 +81,11 @@ class MaskTokenDrafter(HeadDrafter):
         proposal: Kind = "sample",
         draft_temperature: float | None = None,
         tree: Tree | str | None = None,
+        visible: Visible | None = None,
         confidence_threshold: float | None = None,
     ):
         options = {"proposal": proposal, "draft_temperature": draft_temperature, "tree": tree}
+        options["visible"] = visible
         super().__init__(head, target, num_draft_tokens, **options)
         self._stop_below(confidence_threshold)
 

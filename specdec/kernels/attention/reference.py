@@ -99,7 +99,10 @@ def visible_slots(slots: Tensor, num_slots: int, options: AttentionOptions) -> T
     seen = all_slots <= query_slots
     if options.sliding_window is not None:
         positions = query_slots if options.positions is None else options.positions[..., None]
-        seen = seen & (all_slots > positions - options.sliding_window)
+        near = all_slots > positions - options.sliding_window
+        if options.num_first is not None:
+            near |= all_slots < options.num_first
+        seen = seen & near
     if options.window_visible is None:
         return seen
     last = options.window_visible.shape[2] - 1

@@ -55,6 +55,7 @@ class Arguments(NamedTuple):
     scale: float  # of the scores
     softcap: float | None
     sliding_window: int | None
+    num_first: int | None
     num_queries: int
     num_visible: int  # M
     num_slots: int
@@ -178,6 +179,7 @@ def _arguments(
         scale=float(width**-0.5 if options.scale is None else options.scale),
         softcap=None if options.softcap is None else float(options.softcap),
         sliding_window=options.sliding_window,
+        num_first=None if options.sliding_window is None else options.num_first,
         num_queries=num_queries,
         num_visible=0 if visible is None else visible.shape[2],
         num_slots=keys.shape[2],
@@ -188,9 +190,9 @@ def _arguments(
 
 
 @triton.jit
-def _span(a, row, padded_queries: tl.constexpr):
+def _span(a, row, padded_queries: tl.constexpr, block_slots: tl.constexpr):
     """The smallest slot that a row's window has a mask for, and the slots from `begin` to `end`
-    that its queries see.
+    that its queries see; where first slots are seen too, the places of `_slot_of`.
     """
     index = tl.arange(0, padded_queries)
     slot = _query_slots(a, row, index)
@@ -204,7 +206,26 @@ def _span(a, row, padded_queries: tl.constexpr):
     if a.visible is not None:
         first = first - (a.num_visible - a.num_queries)
         begin = tl.minimum(begin, tl.maximum(first, 0))
+    if a.num_first is not None:
+        begin = tl.maximum(begin - _lead(a, block_slots), 0)
     return first, begin, end
+
+
+@triton.jit
+def _lead(a, block_slots: tl.constexpr):
+    """Slots of the tiles that hold the first slots."""
+    return (a.num_first + block_slots - 1) // block_slots * block_slots
+
+
+@triton.jit
+def _slot_of(a, place, begin, block_slots: tl.constexpr):
+    """The first slot of a tile, given its place: tiles of first slots stand right before those of
+    the sliding window, so both are shared out as one.
+    """
+    slot = place
+    if a.num_first is not None:
+        slot = tl.where(place < begin + _lead(a, block_slots), place - begin, place)
+    return slot
 
 
 @triton.jit
@@ -283,7 +304,10 @@ def _is_visible(a, row, index, query_slot, position, start, first, block_slots: 
     slot = start + tl.arange(0, block_slots)
     seen = slot[None] <= query_slot[:, None]
     if a.sliding_window is not None:
-        seen &= slot[None] > position[:, None] - a.sliding_window
+        near = slot[None] > position[:, None] - a.sliding_window
+        if a.num_first is not None:
+            near |= (slot < a.num_first)[None]
+        seen &= near
     if a.visible is not None:  # noqa: SIM102  the compiler decides one, the program the other
         if start + block_slots > first:  # few tiles have slots of the window
             offset = slot - first
@@ -313,7 +337,7 @@ def _attend_kernel(
     kv_head, place = tl.program_id(0) % a.num_kv_heads, tl.program_id(0) // a.num_kv_heads
     tile, place = place % num_tiles, place // num_tiles
     split, row = place % a.num_splits, place // a.num_splits
-    first, begin, end = _span(a, row, padded_queries)
+    first, begin, end = _span(a, row, padded_queries, block_slots)
     share = _share(a, begin, end, block_slots)
     start = begin + split * share
     if (split == 0) | (start < end):
@@ -336,8 +360,8 @@ def _attend_kernel(
         out = tl.zeros((block_rows, padded_value_width), tl.float32)
         position = _positions(a, row, index, query_slot)
         local = tl.arange(0, block_slots)
-        for slot in range(start, stop, block_slots):
-            is_slot = slot + local < stop
+        for place in range(start, stop, block_slots):
+            is_slot, slot = place + local < stop, _slot_of(a, place, begin, block_slots)
             here, offsets = _rows_from(keys, a.key, slot, local)
             key = _load_columns(here, offsets, is_slot, 0, head_width, width)
             scores = tl.dot(query, tl.trans(key), input_precision="ieee")
@@ -385,7 +409,7 @@ def _merge_kernel(
     entry, num_heads = tl.program_id(0), a.num_kv_heads * a.group
     index, place = entry % a.num_queries, entry // a.num_queries
     head, row = place % num_heads, place // num_heads
-    _, begin, end = _span(a, row, padded_queries)
+    _, begin, end = _span(a, row, padded_queries, block_slots)
     share = _share(a, begin, end, block_slots)
     used = tl.maximum((end - begin + share - 1) // share, 1)
     row_max = tl.full((), -INFINITY, tl.float32)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         ModelDrafter,
         MTPDrafter,
         Tree,
+        Visible,
     )
     from specdec.drafters.proposal import Kind
 
@@ -44,6 +45,7 @@ class DrafterOptions(TypedDict, total=False):
     proposal: Kind
     draft_temperature: float | None
     tree: Tree | str | None
+    visible: Visible | None
 
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -127,6 +129,7 @@ def load_drafter(
     proposal: Kind = "sample",
     draft_temperature: float | None = None,
     tree: Tree | str | None = None,
+    visible: Visible | None = None,
 ) -> Drafter:
     """Load one of the zoo's trained drafters.
 
@@ -138,7 +141,7 @@ def load_drafter(
             or "mtp", three prediction modules on the target's last hidden state.
         target: The model that `load_target` gave. Heads need it; "model" takes only its dtype and
             device.
-        num_draft_tokens, proposal, draft_temperature, tree: As for the drafter's class.
+        num_draft_tokens, proposal, draft_temperature, tree, visible: As for the drafter's class.
 
     Returns:
         A drafter, ready for the generator.
@@ -152,7 +155,7 @@ def load_drafter(
             f"the zoo has no drafter {shown(name)}; expected one of {', '.join(DRAFTERS)}"
         )
     options = {"proposal": proposal, "draft_temperature": draft_temperature, "tree": tree}
-    options["num_draft_tokens"] = num_draft_tokens
+    options |= {"num_draft_tokens": num_draft_tokens, "visible": visible}
     # Imported here, so that models and prompts load without the rest of the library.
     from specdec.checkpoints.drafter import load
     from specdec.checkpoints.families import FAMILIES
