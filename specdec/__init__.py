@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from specdec.drafters.strings import StringDrafter
     from specdec.drafters.suffix import SuffixDrafter
     from specdec.drafters.tree import Tree
+    from specdec.drafters.uno import UnoDrafter
     from specdec.drafters.verified import Verified
     from specdec.drafters.visible import Recent, Sinks, TopSlots
     from specdec.drafters.wrapped import WrappedDrafter
@@ -92,6 +93,7 @@ __all__ = [
     "TopSlots",
     "Tree",
     "TypicalSampler",
+    "UnoDrafter",
     "Verdict",
     "Verified",
     "WrappedDrafter",
@@ -117,6 +119,7 @@ _HOMES = {
     "drafters.strings": "StringDrafter",
     "drafters.suffix": "SuffixDrafter",
     "drafters.tree": "Tree",
+    "drafters.uno": "UnoDrafter",
     "drafters.verified": "Verified",
     "drafters.visible": "Recent Sinks TopSlots",
     "drafters.wrapped": "WrappedDrafter",

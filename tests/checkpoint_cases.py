@@ -207,6 +207,8 @@ EAGLE_CASES = [
     case(vllm(logit_scale=0.25), EAGLE3, logit_scale=0.25),
     case(vllm(attention_bias=True).plus(biases("qkv")), EAGLE3, attention_bias=True),
     case(vllm(bias=True).plus({"fc.bias": (HIDDEN,)}), EAGLE3, fc_bias=True),
+    case(vllm(architectures=["LlamaEagle3DraftModel"]), EAGLE3),  # NeMo's
+    case(safeailab_eagle1(architectures=["Qwen2ForCausalLMEagle"]), EAGLE1),  # SGLang's
 ]
 
 SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}
@@ -340,6 +342,15 @@ MASK_CASES = [
     case(z_lab(dflash={"causal": True}), DFLASH, is_causal=True),
     case(z_lab(is_causal=True), DFLASH, is_causal=True),
     case(z_lab(**SLIDING, is_causal=False), DFLASH, **BOTH_WAYS),
+    case(speculators_dflash(architectures=["DFlashSpeculator"]), SPECULATORS_FEW),
+    # JetSpec says it in words of its own.
+    case(z_lab(dflash={"causal_head": True, "target_hidden_size": HIDDEN}), DFLASH, is_causal=True),
+    case(z_lab(**SLIDING, dflash={"causal_head": False}), DFLASH, **BOTH_WAYS),
+    case(z_lab(architectures=["JetSpecDraftModel"]), DFLASH, is_causal=True),
+    case(z_lab(head_type="bidirectional"), DFLASH),
+    case(hf_assistant(architectures=["DFlashMuseGlimmerAssistantModel"]), DFLASH),
+    # Qwen3-Omni's, as vLLM reads it: ids of layers twice, by both conventions.
+    case(dspark(architectures=["Qwen3OmniDSparkModel"], **{IDS: [0, 2, 6]}), DSPARK),
     case(
         domino(shift_label=True).but(shift_label=True),
         DFLASH,

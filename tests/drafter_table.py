@@ -1,14 +1,18 @@
 """Every drafter of the library, one of a user's own, and drafters that are always right."""
 
 import copy
+import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
 
 import assistants
 import eagle_heads
 import mask_heads
 import medusa_heads
 import mtp_heads
+import pytest
 import torch
 from architectures import VOCAB, build
 from diagonal import first
@@ -17,6 +21,7 @@ from eagle_heads import FeatureLoop
 from eagle_oracle import mtp_oracle, oracle_target
 from eagle_oracle import oracle_drafter as eagle_oracle
 from plain_loop import PlainLoop
+from safetensors.torch import save_file
 from toy_mask_token import ToyDrafter, new_head
 
 from specdec import (
@@ -36,6 +41,7 @@ from specdec import (
     SuffixDrafter,
     Target,
     TopSlots,
+    UnoDrafter,
 )
 from specdec.drafters.assistant import AssistantDrafter, AssistantHead
 from specdec.drafters.tree import Tree
@@ -129,7 +135,9 @@ SELF = {
 JOINED = ["lookup or eagle3", "suffix or mtp or eagle1"]
 EXTENDED = "eagle3, then suffix"
 WITHOUT_LOGITS = ["lookup", "suffix", "suffix, prompts", *JOINED, EXTENDED]
-CHAINS = ["itself", "model", *RECURRENT, *WITHOUT_LOGITS, *HEADS, *SELF]
+CHAINS = ["itself", "model", *RECURRENT, *WITHOUT_LOGITS, *HEADS, *SELF, "uno"]
+READERS = [n for n in CHAINS if n in SELF or n == "uno" or n.startswith("assistant")]
+"""Of the target's keys and values."""
 TREE = Tree(nodes=6, depth=3, top_k=2, rates=(0.6, 0.3, 0.2))
 WITH_TREES = [
     "model",
@@ -141,6 +149,7 @@ WITH_TREES = [
     "lilicorr",
     "medusa",
     "assistant",
+    "uno",
 ]
 TREES = [f"{name}, tree" for name in WITH_TREES]
 PATHS = [f"{name}, paths" for name in ("model", "eagle3, fewer ids", "dspark, rnn")]
@@ -186,6 +195,29 @@ recurrent = cache(build)
 own_target = cache(lambda: Target(MODEL))
 
 
+def written(folder, model, *parts):
+    """An adapter of random weights as PEFT writes it, of the layers whose names end so."""
+    generator = torch.Generator().manual_seed(5)
+    layers = {n: m for n, m in model.named_modules() if n.endswith(parts)}
+    shapes = {f"{n}.lora_A": (3, m.in_features) for n, m in layers.items()}
+    shapes |= {f"{n}.lora_B": (m.out_features, 3) for n, m in layers.items()}
+    weights = {
+        f"base_model.model.{n}.weight": 0.3 * torch.randn(shape, generator=generator)
+        for n, shape in shapes.items()
+    }
+    save_file(weights, folder / "adapter_model.safetensors")
+    keys = {"peft_type": "LORA", "r": 3, "lora_alpha": 4, "target_modules": list(parts)}
+    (folder / "adapter_config.json").write_text(json.dumps(keys))
+    return folder
+
+
+@cache
+def adapter():
+    """One for `MODEL`."""
+    parts = "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj"
+    return written(Path(mkdtemp()), MODEL, *parts)
+
+
 @torch.inference_mode(False)  # what is built is kept for other tests
 def make(name, num_draft_tokens=4, **options):
     """A drafter of the table for `MODEL`."""
@@ -208,6 +240,9 @@ def make(name, num_draft_tokens=4, **options):
         return PromptLookupDrafter(num_draft_tokens, max_ngram=2)
     if name in SELF:
         return SelfDrafter(own_target(), num_draft_tokens, **SELF[name](), **options)
+    if name == "uno":
+        pytest.importorskip("peft")
+        return UnoDrafter(own_target(), adapter(), num_draft_tokens, mask_token_id=50, **options)
     if name.startswith("suffix"):
         return remembering(num_draft_tokens, with_prompts="prompts" in name)
     if name in HEADS:

@@ -190,7 +190,7 @@ def _mark_of_nvidia(clues: Clues) -> str:
 def _eagle(producer: str, kind: str, mark: Any, fields: Any, **others: Any) -> Layout:
     """A layout of EAGLE heads, by what it does not share with the others."""
     inert = _EAGLE_INERT | others.pop("inert", {})
-    others = {"ids": EAGLE_IDS, "inert": inert} | others
+    others = {"ids": EAGLE_IDS, "inert": inert, "refuse": (rules.other_eagles,)} | others
     return Layout(producer, kind, EagleConfig, mark, fields, **others)
 
 
@@ -260,7 +260,6 @@ DEEPSPEC = _eagle(
     | {"feature_layers": rules.features_of_deepspec}
     # Its later layers read the embedding, too.
     | {"num_layers": Key("num_hidden_layers", 1, high=1)},
-    refuse=(rules.others_of_deepspec,),
 )
 SPECFORGE = _eagle(
     "SpecForge",

@@ -66,6 +66,7 @@ _INERT = {
 }
 _FLASH_INERT = {
     "use_aux_hidden_state": (True,),
+    "target_hidden_size": lambda size, r: size == r["target_hidden_size"],
     "attention_value_scale": (1,),
     "input_embedding_scale": (1,),
     "final_logit_softcapping": (0,),
@@ -100,7 +101,7 @@ def _p_eagle(producer: str, mark: Any, fields: Any, mask_id: str, **others: Any)
     fields = fields | _P_EAGLE | _mask_id(mask_id)
     inert = COPIED | {"use_sliding_window": (False,)} | others.pop("inert", {})
     usual = {"ids": EAGLE_IDS, "tensors": _MASK, "inert": inert}
-    usual |= {"refuse": (rules.files_beside,)} | others
+    usual |= {"refuse": (rules.files_beside, rules.other_eagles)} | others
     return Layout(producer, "P-EAGLE", MaskTokenConfig, mark, fields, **usual)
 
 
@@ -215,7 +216,7 @@ _BLOCK = {
     "correction": correction.correction,
     "alignment": _SAME,
     "context": "keys",
-    "is_causal": Key("is_causal", False, is_in_either=True),
+    "is_causal": Key("is_causal", False, read=lambda r: bool(rules.said_causal(r))),
     "feature_layers": rules.block_features,
     "num_layers": Key("num_hidden_layers", 1),
     "mask_token_id": Key(f"{_IN_FLASH}mask_token_id", read=rules.mask_token),
@@ -231,8 +232,10 @@ _BLOCK = {
     # Layers with a window by use_swa alone see the whole block (MiMo's).
     "layer.is_window_causal": Key(
         f"{_IN_FLASH}causal",
-        read=lambda r: r.either.flag(
-            "is_causal", default="sliding_attention" in r.fields.strings("layer_types")
+        read=lambda r: (
+            "sliding_attention" in r.fields.strings("layer_types")
+            if (said := rules.said_causal(r)) is None
+            else said
         ),
         is_written=lambda config: config.layer.windows and not config.layer.is_window_causal,
     ),
@@ -252,7 +255,7 @@ _BLOCK_IDS = {
     "target_layer_ids": ("layer_output", -1),
     FLASH_IDS: ("layer_output", 0),
     f"{_IN_FLASH}layer_ids": ("hidden_state", 0),
-    BLOCK_IDS: ("hidden_state", 0),
+    **dict.fromkeys((BLOCK_IDS, IDS), ("hidden_state", 0)),
 }
 
 
@@ -260,7 +263,7 @@ def _block(producer: str, kind: str, mark: Any, **changes: Any) -> Layout:
     """A layout of block heads, by what it does not share with the others; `fields` are added."""
     fields = _BLOCK | changes.pop("fields", {})
     inert = _OF_BLOCKS | changes.pop("inert", {})
-    refuse = (rules.files_beside, rules.is_dflare)
+    refuse = (rules.files_beside, rules.other_blocks)
     others = {"ids": _BLOCK_IDS, "tensors": _BLOCK_TENSORS, "refuse": refuse, "inert": inert}
     return Layout(producer, kind, MaskTokenConfig, mark, fields, **others | changes)
 
@@ -398,7 +401,7 @@ LILICORR = _block(
     "LiLiCorr",
     lambda c: c.architecture("LiLiCorr"),
     fields={"correction": partial(correction.correction, own=correction.LILICORR)},
-    refuse=(rules.files_beside, rules.is_dflare, _other_candidates),
+    refuse=(rules.files_beside, rules.other_blocks, _other_candidates),
     inert={
         _PROJECTOR: ("lilicorr",),
         f"{_IN_FLASH}lilicorr_enabled": (True,),
@@ -443,7 +446,7 @@ HUGGING_FACE = _block(
     fields={
         "vocab_size": rules.vocab_size_of_target,
         "layer.windows": rules.longer_windows,
-        "layer.is_window_causal": Key("is_causal", False, is_in_either=True),
+        "layer.is_window_causal": _BLOCK["is_causal"],
     },
     tensors=(
         *_BLOCK_TENSORS,
@@ -471,6 +474,6 @@ MASKS = (
     _also(
         LILICORR, lambda c: c.value(_PROJECTOR, "lilicorr") or c.key(f"{_IN_FLASH}lilicorr_enabled")
     ),
-    *(DFLASH, TORCHSPEC, AMAZON, HUGGING_FACE, _also(SPECFORGE_P_EAGLE, _mark_of_masks)),
+    *(HUGGING_FACE, DFLASH, TORCHSPEC, AMAZON, _also(SPECFORGE_P_EAGLE, _mark_of_masks)),
 )
 """All other mask-token heads, in the order in which files are tried."""

@@ -4,8 +4,11 @@ from the target, or from what a producer takes for granted. Each is a function o
 
 from __future__ import annotations
 
+import re
+
 import torch
 
+from specdec.arguments import check_choice
 from specdec.checkpoints.files import StoredTensor
 from specdec.checkpoints.layer_ids import NAME_THEM, check_layers, evenly_spaced
 from specdec.checkpoints.layers import read_layer, with_layer, with_theta
@@ -291,10 +294,27 @@ def joined_input(reading: Reading) -> str:
     return "input"
 
 
-def others_of_deepspec(reading: Reading) -> Pairs:
-    """DeepSpec's other heads."""
-    unknown = [n for n in reading.fields.strings("architectures") if n != "Qwen3Eagle3Model"]
-    yield bool(unknown), f"architectures {unknown} (of DeepSpec, Qwen3Eagle3Model is read)"
+_EAGLES = (
+    r"(CosyVoice3)?Eagle3LlamaForCausalLM|LlamaForCausalLMEagle3?|Qwen2ForCausalLMEagle"
+    r"|(P?Eagle3?|LlamaEagle3)DraftModel|P?Eagle3?Speculator|LlamaDecoderLayer|Qwen3Eagle3Model"
+    r"|(Eagle|Peagle)3?(Llama|Qwen[\d_]*(vl|VL)?|MiniMaxM2)(ForCausalLM|Model)"
+    r"|(Llama|Mi[sx]tral|Qwen[\dA-Za-z_]*|Phi3)For(CausalLM|ConditionalGeneration)"  # its target's
+)
+_LAYERS_OF_EAGLE = r"llama|mi[sx]tral|qwen\w*|phi3|minimax\w*|p?eagle\w*|speculator_model"
+
+
+def other_eagles(reading: Reading) -> Pairs:
+    """EAGLE heads of names whose layers are not known."""
+    fields, kind = reading.fields, reading.fields.text("model_type", "llama")
+    yield from _other_names(fields.strings("architectures"), _EAGLES, "LlamaForCausalLMEagle3")
+    is_known = re.fullmatch(_LAYERS_OF_EAGLE, kind)
+    yield not is_known, f"model_type {kind!r}, of whose EAGLE heads no wiring is known here"
+
+
+def _other_names(names: list[str], known: str, usual: str) -> Pairs:
+    others = [name for name in names if not re.fullmatch(known, name)]
+    what = f"architectures {others}, of which no wiring is known here; if their layers are those of"
+    yield bool(others), f"{what} a {usual}, write so into config.json"
 
 
 # Masks and blocks.
@@ -314,10 +334,50 @@ def other_language_models(reading: Reading) -> Pairs:
     yield kind not in known, f"model_type {kind!r} of {list(known)}"
 
 
-def is_dflare(reading: Reading) -> Pairs:
-    """Heads of an architecture of which no wiring is known here."""
-    is_so = any("DFlare" in name for name in reading.fields.strings("architectures"))
-    yield is_so, "architecture DFlare, of which no wiring is known here"
+_BLOCKS = (
+    r"(Qwen[\d_]*(Omni)?)?(DFlash2?|DSpark|Domino|XPress|LiLiCorr)((Draft)?Model|Speculator)"
+    r"|JetSpecDraftModel|DFlash(Qwen3|Llama)ForCausalLM|(DFlash)?MuseGlimmerAssistantModel"
+    r"|Qwen3ForCausalLM"  # whose layers they have
+)
+_LAYERS = {
+    *("llama", "qwen2", "qwen3", "dflash", "dflash2", "qwen3_dflash", "dspark"),
+    *("muse_glimmer_assistant", "speculator_model", "eagle"),
+}
+
+
+def other_blocks(reading: Reading) -> Pairs:
+    """Block heads of names whose layers are not known, and what readers disagree about."""
+    fields, options = reading.fields, reading.options
+    yield from _other_names(fields.strings("architectures"), _BLOCKS, "DFlashDraftModel")
+    kind = fields.text("model_type", "qwen3")
+    yield kind not in _LAYERS, f"model_type {kind!r}, of whose block heads no wiring is known here"
+    places = fields, *map(fields.section, ("rope_parameters", "rope_scaling"))
+    has_base = any(place.raw.get("rope_theta") is not None for place in places)
+    has_base = has_base or not options.keys().isdisjoint(("rope_theta", "layer"))
+    yield not has_base, "no rope_theta, which vLLM takes for 1e6 and HF for 1e4; pass rope_theta="
+
+
+_JETSPEC = "JetSpecDraftModel"
+
+
+def said_causal(reading: Reading) -> bool | None:
+    """Whether each row of a block sees only those before it, in z-lab's words or JetSpec's
+    (hao-ai-lab/JetSpec, `models/draft_head.py`); `None` where a file does not say.
+    """
+    fields, kinds = reading.fields, ("bidirectional", "causal")
+    said = {}
+    if reading.either.get("is_causal") is not None:
+        said["is_causal"] = reading.either.flag("is_causal")
+    if reading.flash.get("causal_head") is not None:
+        said["causal_head"] = reading.flash.flag("causal_head")
+    if (kind := fields.get("head_type")) is not None:
+        check_choice(f"{fields.origin}: head_type", kind, kinds)
+        said["head_type"] = kind == kinds[1]
+    if _JETSPEC in fields.strings("architectures"):
+        said[f"architecture {_JETSPEC}"] = True
+    if len({*said.values()}) > 1:
+        raise ValueError(f"{fields.origin} says two things of whether blocks are causal: {said}")
+    return next(iter(said.values()), None)
 
 
 _MASK_KEYS = (

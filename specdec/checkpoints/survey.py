@@ -24,6 +24,8 @@ from specdec.checkpoints.files import FLOATS, CheckpointFolder, StoredTensor, na
 from specdec.checkpoints.hub import find_folder
 from specdec.checkpoints.keys import refusal_of, unknown_keys
 from specdec.checkpoints.layout import Layout, check_own
+from specdec.checkpoints.marks import Clues
+from specdec.checkpoints.unread import check_read
 from specdec.checkpoints.vocab_map import read_vocab_map
 
 IDS = {"I32", "I64"}
@@ -246,6 +248,7 @@ def _recognise(
     folder = folder.anew()  # what marks look at is not read
     if source := recognise(folder, check_own(layouts)):
         return _family_of_layout(source.layout, families), source
+    check_read(Clues(folder, lambda name: name), folder.fields)
     claims = [(family, source) for family in families if (source := family.detect(folder))]
     sure = [claim for claim in claims if not claim[0].yields] or claims
     if len(sure) == 1:

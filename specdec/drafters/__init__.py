@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from specdec.drafters.strings import StringDrafter as StringDrafter
     from specdec.drafters.suffix import SuffixDrafter as SuffixDrafter
     from specdec.drafters.tree import Tree as Tree
+    from specdec.drafters.uno import UnoDrafter as UnoDrafter
     from specdec.drafters.visible import (
         Recent as Recent,
         Sinks as Sinks,
@@ -58,6 +59,7 @@ _HOMES = {
     "specdec.drafters.strings": "StringDrafter",
     "specdec.drafters.suffix": "SuffixDrafter",
     "specdec.drafters.tree": "Tree",
+    "specdec.drafters.uno": "UnoDrafter",
     "specdec.drafters.visible": "Recent Sinks TopSlots Visible",
     "specdec.drafters.vocabulary": "CommonVocabulary",
     "specdec.drafters.wrapped": "WrappedDrafter",

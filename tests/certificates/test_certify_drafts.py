@@ -7,7 +7,7 @@ import pytest
 import torch
 from architectures import VOCAB
 from diagonal import first
-from drafter_table import CHAINS, MODEL, ONE_OF_EACH, SELF, make
+from drafter_table import CHAINS, MODEL, ONE_OF_EACH, READERS, make
 from drafting import perturbed
 
 from specdec import ModelDrafter, SpeculativeGenerator
@@ -16,7 +16,7 @@ from specdec.graphs.tree import fill
 from specdec.lab.certificates.generator.drafts import audit_drafts
 
 PROMPTS = [torch.arange(n).mul(7).remainder(VOCAB).tolist() for n in (9, 1, 2)]
-OTHERS = [name for name in CHAINS if name not in SELF and not name.startswith("assistant")]
+OTHERS = [name for name in CHAINS if name not in READERS]
 
 
 def audit(drafter):

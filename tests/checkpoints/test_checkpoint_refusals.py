@@ -73,7 +73,35 @@ UNSUPPORTED = {  # Every line begins with "not supported".
     "pard2_target_layers = [1, 2]": pard(pard2_target_layers=[1, 2]),
     "dflash_config.attention_value_scale = 2": z_lab(dflash={"attention_value_scale": 2}),
     "final_logit_softcapping = 30.0": z_lab(dflash={"final_logit_softcapping": 30.0}),
-    "architecture DFlare": z_lab(architectures=["QwenDFlareDraftModel"]),
+    "a DFlare head .. architecture QwenDFlare": z_lab(architectures=["QwenDFlareDraftModel"]),
+    "(attention_mode 'mla') .. latents": z_lab(dflash={"attention_mode": "mla"}),
+    "latents .. architecture K3DSparkModel": dspark(architectures=["K3DSparkModel"]),
+    "KDA layers .. attention_modes": z_lab(dflash={"attention_modes": ["kda", "gqa"]}),
+    "a DSpine head .. architecture": z_lab(architectures=["DSpineDraftModel"]),
+    "a DFlash head of Laguna .. g_proj": z_lab(architectures=["DFlashLagunaForCausalLM"]),
+    "a JetSpec head of speculators": speculators_dflash(speculators_model_type="jetspec"),
+    "a DSpark head of Gemma 4": dspark(architectures=["Gemma4DSparkModel"]),
+    "a DSpark head of DeepSeek-V4": dspark(model_type="deepseek_v4"),
+    "prediction modules of Inkling": vllm().plus(
+        {"model.mtp.layers.0.transformer_block.attn.wq_du.weight": (2,)}
+    ),
+    "with DeepSeek's layers .. latents": vllm(architectures=["Eagle3DeepseekV2ForCausalLM"]),
+    "EAGLE head with its target's": safeailab_eagle1(architectures=["EagleCohereForCausalLM"]),
+    # Names that nobody has read yet.
+    "architectures ['DFlashNewForCausalLM'] .. a DFlashDraftModel": z_lab(
+        architectures=["DFlashNewForCausalLM"]
+    ),
+    "architectures ['NewModel'] .. no wiring": dspark(architectures=["NewModel"]),
+    "architectures ['Eagle3NewForCausalLM']": vllm(architectures=["Eagle3NewForCausalLM"]),
+    "architectures ['GemmaForCausalLM']": vllm(architectures=["GemmaForCausalLM"]),
+    "model_type 'gemma3_text', of whose EAGLE": vllm(model_type="gemma3_text"),
+    "architectures ['VispecDraftModel']": vllm(architectures=["VispecDraftModel"]),
+    "architectures ['LlamaEagleDraftModel']": safeailab_eagle1(
+        architectures=["LlamaEagleDraftModel"]  # NeMo's, with a norm before and after the layer
+    ),
+    "architectures ['PEagleNew']": specforge_peagle(mask_token_id=3, architectures=["PEagleNew"]),
+    "model_type 'laguna'": z_lab(model_type="laguna"),
+    "no rope_theta .. pass rope_theta=": z_lab(rope_theta=...),
     "use_sliding_window = True": amazon(use_sliding_window=True),
     "use_aux_hidden_state = False": z_lab(dflash={"use_aux_hidden_state": False}),
     "attention_sink_bias = True": z_lab(
@@ -183,6 +211,13 @@ CONTRADICTIONS = {
     "of shift_label: True at the top and False": domino(shift_label=False).but(shift_label=True),
     "of is_causal: True at the top and False": z_lab(dflash={"causal": False}, is_causal=True),
     "is_causal must be true or false, got 1": z_lab(is_causal=1),
+    "says two things of whether blocks are causal": z_lab(
+        dflash={"causal_head": True, "causal": False}
+    ),
+    "of whether blocks are causal: {'causal_head': False": z_lab(
+        dflash={"causal_head": False}, architectures=["JetSpecDraftModel"]
+    ),
+    "head_type must be 'bidirectional' or 'causal', got 'tree'": z_lab(head_type="tree"),
     "use_sliding_window is false; set it to true": z_lab(
         layer_types=["sliding_attention"] * 2, sliding_window=8, use_sliding_window=False
     ),

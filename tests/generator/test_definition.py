@@ -7,7 +7,7 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from diagonal import diagonal
-from drafter_table import CHAINS, MODEL, SELF, make
+from drafter_table import CHAINS, MODEL, READERS, make
 from drafting import perturbed
 
 from specdec import (
@@ -26,7 +26,7 @@ from specdec import (
 from specdec.loop.definition import generate
 
 NUM_NEW = 20
-NAMES = [name for name in CHAINS if name not in SELF and not name.startswith("assistant")]
+NAMES = [name for name in CHAINS if name not in READERS]
 QUICK = ["model", "lookup", "suffix", "lookup or eagle3", "eagle1", "p-eagle", "dflash", "mtp"]
 SAMPLED = {"temperature": 0.9, "do_sample": True, "top_k": 0}
 RULES = {

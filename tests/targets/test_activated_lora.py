@@ -157,7 +157,7 @@ def test_what_runs_the_model_inside_is_refused(wrapped):
 def test_an_adapter_that_a_view_would_lose_is_seen_in_the_self_test(wrapped, monkeypatch):
     from specdec.targets.edits import adapters
 
-    monkeypatch.setattr(adapters.Activated, "forward", lambda *_, result, **__: result)
+    monkeypatch.setattr(adapters.Adapted, "forward", lambda *_, result, **__: result)
     with pytest.raises(
         ValueError, match=r"\(LoraConfig\) .* \(where Activated LoRA begins, logits"
     ):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from specdec.arguments import shown
+from specdec.slots.cache import Window
 from specdec.targets.activation import ACTIVATED, activation_in
 from specdec.targets.edits.edit import Running
 from specdec.targets.view import wrap_forward
@@ -101,7 +102,8 @@ def edit(view: nn.Module, attention: str | None = None) -> None:
         wrap_forward(layer, partial(_forward, view.running, path, layer, names))
     for layer in activated_layers(view):
         own = layer.lora_variant.items()
-        layer.lora_variant = {n: Activated(view.running) if _is_activated(v) else v for n, v in own}
+        since = Adapted(view.running, _since_activation)
+        layer.lora_variant = {n: since if _is_activated(v) else v for n, v in own}
 
 
 def inputs_of(model: nn.Module) -> tuple[str, ...]:
@@ -145,32 +147,62 @@ def activation(
     return {ACTIVATED: [number or 0 for number in found for _ in range(copies)]}
 
 
-class Activated:
-    """In a private view, what PEFT's `ALoraLinearVariant` is in a model: it adapts the tokens from
-    the activation of their row on, where a call says when that is.
+class Adapted:
+    """In a private view, what a variant of PEFT's is in a LoRA layer: it adapts some tokens of a
+    window.
+
+    Args:
+        running: of the view.
+        is_on: (window) -> `[B, N]` bool, which tokens; `None` for none of them.
     """
 
-    def __init__(self, running: Running):
-        self._running = running
+    def __init__(self, running: Running, is_on: Callable[[Window], Tensor | None]):
+        self._running, self._is_on = running, is_on
 
     def forward(
         self, layer: nn.Module, active_adapter: str, x: Tensor, result: Tensor, **_: object
     ) -> Tensor:
         """`[B, N, out]`; arguments as of PEFT's variants."""
         window = self._running.window
-        if window is None or ACTIVATED not in window.row_inputs:
+        is_on = None if window is None else self._is_on(window.on(x.device))
+        if is_on is None:
             return result
-        window = window.on(x.device)
-        number = window.row_inputs[ACTIVATED][:, None]
-        is_on = (number > 0) & (window.since_prompt > -number)  # [B, N]
         if x.shape[:-1] != is_on.shape:
             raise ValueError(
-                f"Activated LoRA needs layers that read each row by itself, and {type(layer)} gets "
-                f"{list(x.shape)} for a window of {list(is_on.shape)}; use the model's own generate"
+                "adapters of some tokens need layers that read each row by itself, and a "
+                f"{type(layer.base_layer).__name__} gets {list(x.shape)} for a window of "
+                f"{list(is_on.shape)}; Activated LoRA runs in the model's own generate"
             )
         down, up = layer.lora_A[active_adapter], layer.lora_B[active_adapter]
         added = up(down(x.to(down.weight.dtype))) * layer.scaling[active_adapter]
         return (result + added.where(is_on[..., None], 0)).to(result.dtype)
+
+
+def _since_activation(window: Window) -> Tensor | None:
+    """Activated LoRA: tokens from the activation of their row on, where a call says when it is."""
+    if ACTIVATED not in window.row_inputs:
+        return None
+    number = window.row_inputs[ACTIVATED][:, None]
+    return (number > 0) & (window.since_prompt > -number)
+
+
+NOISE = "noise_from"
+"""Row input `[B]` int64: the first slot whose token a draft's adapter changes."""
+
+
+def only_noise(view: nn.Module) -> None:
+    """An edit: plain LoRA adapts the tokens from `NOISE` on; all where there is none, as a model is
+    tried. `ValueError` for other layers of PEFT's.
+    """
+
+    def is_noise(window: Window) -> Tensor:
+        first = window.row_inputs.get(NOISE)
+        return window.slots >= (0 if first is None else first[:, None])
+
+    for path, layer in _layers_of_peft(view).items():
+        if fault := _fault(layer):
+            raise ValueError(f"an adapter that drafts is plain LoRA, and {path} is {fault}")
+        layer.lora_variant = dict.fromkeys(layer.lora_A, Adapted(view.running, is_noise))
 
 
 def _forward(running: Running, path: str, layer: nn.Module, names, forward: Callable, x, **own):
