@@ -112,6 +112,14 @@ def test_a_sliding_window_reads_its_own_tiles_and_those_of_the_first_slots(num_f
 
 
 @interpreted
+@pytest.mark.parametrize("sliding_window", [1, 5])
+def test_a_tile_of_which_a_query_sees_nothing_adds_nothing(sliding_window):
+    """The last queries see no slot of the first tile."""
+    case = random_case(Sizes(2, 20, 1, 1), 4, lengths=[40, 21], sliding_window=sliding_window)
+    assert_near(triton.ragged_attention(*case.arguments, tiles=Tiles(16, 16, 4, 3, 1)), case)
+
+
+@interpreted
 def test_trees_and_blocks_are_masks_of_the_window():
     tree = ancestors([-1, 0, 0, 1, 1, 2, 5])
     for visible in (tree, torch.ones(7, 7, dtype=torch.bool)):
