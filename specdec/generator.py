@@ -445,9 +445,8 @@ class SpeculativeGenerator:
         if target.runs_users_code:
             from specdec.targets.trial.users_code import try_call
 
-            rows = len(request.lengths), storage.state.signature.batch_size
             sizes = storage.chunk_sizes(request, self.prefill_chunk_size)
-            try_call(target, *rows, most, sizes, request.padded.shape[1], request.row_inputs)
+            try_call(target, request, storage.state.signature.batch_size, most, sizes)
         storage.prefill(request, self.prefill_chunk_size)
         return generation
 

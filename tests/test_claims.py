@@ -67,8 +67,8 @@ STEPS = {
     "specdec, no drafter": "specdec, no drafter",
     "specdec, EAGLE-3, K = 3": "specdec, EAGLE-3, K = 3",
     "specdec, DSpark's shape, K = 7": "specdec, DSpark's shape, K = 7",
-    "HF `generate`, varies by 15 ms": "HF `generate`",
-    "HF assisted, K = 3, varies by 7 ms": "HF assisted, draft model of one layer, K = 3",
+    "HF `generate`, varies by 9 ms": "HF `generate`",
+    "HF assisted, K = 3, varies by 9 ms": "HF assisted, draft model of one layer, K = 3",
     'loop over `torch.compile(mode="reduce-overhead")`': (
         'loop over `torch.compile(mode="reduce-overhead")`, static cache'
     ),

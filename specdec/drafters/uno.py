@@ -61,6 +61,7 @@ class UnoDrafter(TreeDrafter, SelfDrafter):
     Raises:
         TypeError, ValueError: as `SelfDrafter`; an adapter that is no plain LoRA or of another
             model; a target with other adapters of PEFT's.
+        ImportError: PEFT is not installed.
 
     Example:
         >>> def uno(model):
@@ -130,8 +131,10 @@ class UnoDrafter(TreeDrafter, SelfDrafter):
 
 def _adapted(model: PreTrainedModel, adapter: str | Path, **hub: Any) -> nn.Module:
     """A `PeftModel` of a view of the model, which stays as it is."""
-    from peft import PeftConfig, PeftModel
-
+    try:
+        from peft import PeftConfig, PeftModel
+    except ImportError as error:
+        raise ImportError("UnoDrafter reads its adapter by PEFT: pip install peft") from error
     if any(type(module).__module__.startswith("peft.") for module in model.modules()):
         raise ValueError("UnoDrafter needs a target without adapters; merge them into its weights")
     trained = [weight for weight in model.parameters() if weight.requires_grad]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.arguments import check_integer, shown
-from specdec.slots.cache import Chunk, Near
+from specdec.slots.spans import Chunk, Near
 
 if TYPE_CHECKING:
     from specdec.targets.route import Route

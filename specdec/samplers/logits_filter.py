@@ -16,7 +16,6 @@ from specdec.arguments import (
     check_number,
     check_tensor,
     plain_numbers,
-    shown,
 )
 from specdec.kernels import FilterParams, filtered_probs, sample
 from specdec.kernels.sample.reference import sample_tokens
@@ -122,15 +121,13 @@ class LogitsFilter:
 
     def _check_logits(self, logits: Tensor) -> None:
         """Raises an error unless these are logits of the filter's rows."""
-        if not isinstance(logits, Tensor) or not logits.is_floating_point():
-            raise TypeError(f"logits must be a tensor of floats, got {shown(logits)}")
+        rows, fits = self.batch_size, isinstance(logits, Tensor) and logits.is_floating_point()
+        fits = fits and logits.dim() in (2, 3) and bool(logits.shape[-1])
         # The definition reads one row's values for all rows; a kernel has no such rule.
-        fits = self.batch_size == len(logits) or (self.batch_size == 1 and not logits.is_cuda)
-        if not fits or logits.dim() not in (2, 3) or not logits.shape[-1]:
-            raise ValueError(
-                f"logits must be [{self.batch_size}, V] or [{self.batch_size}, N, V], got "
-                f"{list(logits.shape)}"
-            )
+        if not (fits and (rows == len(logits) or (rows == 1 and not logits.is_cuda))):
+            from specdec.samplers.refusals import refuse_logits
+
+            refuse_logits(logits, rows)
 
     def scores(self, logits: Tensor) -> Tensor:
         """Logits over the temperature, -inf where truncation leaves nothing: what HF calls scores.
@@ -242,14 +239,13 @@ def _per_row(name: str, given: Values, rows: int) -> list:
     is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
     values = list(given) if is_list else [given] * rows
     if len(values) != rows:
-        raise ValueError(
-            f"{name} has {len(values)} values for a batch of {rows} rows; give one per row, or a "
-            "single value"
-        )
+        from specdec.samplers.refusals import refuse_count
+
+        refuse_count(name, len(values), rows)
     values = [default if value is None else value for value in values]
-    if set(map(type, values)) <= {int, float} and all(map(is_valid, set(values))):
-        return values  # of a few distinct ones in the thousands of rows of a certificate
-    for row, value in enumerate(values):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not is_valid(value):
-            raise ValueError(f"{name} must be {expected}, got {shown(value)} in row {row}")
+    # Of a few distinct ones in the thousands of rows of a certificate.
+    if not (set(map(type, values)) <= {int, float} and all(map(is_valid, set(values)))):
+        from specdec.samplers.refusals import check_values
+
+        check_values(name, values, expected, is_valid)
     return values

@@ -4,12 +4,19 @@ dense mask.
 Legend: B rows, N tokens of a window, n queries (the last of the N), W slots attended over.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.kernels.types import AttentionOptions
-from specdec.slots.cache import Chunk, Near, Window
+from specdec.slots.cache import Window
+
+if TYPE_CHECKING:
+    from specdec.slots.spans import Chunk, Near
 
 
 def attend(
@@ -111,19 +118,19 @@ def window_mask(
         tensor([[[[0., 0., -inf, -inf],
                   [0., 0., 0., -inf]]]])
     """
-    sliding_window = window.seen_of(sliding_window)
+    if window.near is not None:
+        from specdec.slots.visible import seen_of
+
+        sliding_window = seen_of(window, sliding_window)
     key = num_queries, dtype, sliding_window, is_causal
     if key not in window.masks:
         slots, device = window.slots[:, -num_queries:], window.slots.device
         attended = torch.arange(window.num_attended, device=device)
         slots = slots.clamp(max=window.num_attended - 1)
         if window.positions is not None or (window.visible is not None and not is_causal):
-            from specdec.kernels.attention.reference import visible_slots
-            from specdec.slots.ragged import in_slots
+            from specdec.slots.ragged import seen_in_slots
 
-            layer = AttentionOptions(sliding_window=sliding_window, is_causal=is_causal)
-            options = in_slots(window, slots, layer)
-            seen = visible_slots(slots, window.num_attended, options)
+            seen = seen_in_slots(window, slots, sliding_window, is_causal)
         else:
             seen = sees(slots[..., None], attended, sliding_window)
         hidden = torch.full(

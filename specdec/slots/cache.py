@@ -16,7 +16,7 @@ import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ from specdec.slots.layout import (
     lines_and_heads,
     row_starts,
 )
+
+if TYPE_CHECKING:
+    from specdec.slots.spans import Chunk, Near
 
 LAST = "last_embedding"
 """Name of the row input that holds the embedding of a prompt's last token, where it is not that of
@@ -51,23 +54,6 @@ def round_up(count: int) -> int:
         (16, 16, 32)
     """
     return -(-count // SLOT_MULTIPLE) * SLOT_MULTIPLE
-
-
-class Chunk(NamedTuple):
-    """In place of a layer's sliding window: a query sees keys of its own chunk of `size` positions,
-    which begin at multiples of it (Llama 4).
-    """
-
-    size: int
-
-
-class Near(NamedTuple):
-    """In place of a layer's sliding window: a query sees the last `recent` positions, its own among
-    them, and the first `sinks` of its text. A whole cache may have one, that of a draft.
-    """
-
-    recent: int
-    sinks: int
 
 
 class Window:
@@ -148,14 +134,6 @@ class Window:
         has_offset = "position_offset" in self.row_inputs
         fits = limit is None or (padding_slot < limit and not has_offset)
         return positions if fits else positions.clamp(max=limit - 1)
-
-    def seen_of(self, sliding_window: int | Chunk | Near | None) -> int | Chunk | Near | None:
-        """The sliding window of a layer in a text of which only `near` is seen: that, where the
-        layer has none; else as many of its last positions.
-        """
-        if self.near is None or isinstance(sliding_window, Near):
-            return sliding_window
-        return self.near if sliding_window is None else min(sliding_window, sum(self.near))
 
     @property
     def has_own_masks(self) -> bool:

@@ -2,10 +2,11 @@
 
 from torch import Tensor
 
-from specdec.kernels.attention.reference import ragged_attention
+from specdec.kernels.attention.reference import ragged_attention, visible_slots
 from specdec.kernels.types import AttentionOptions
-from specdec.slots.cache import Chunk, Near, Window
-from specdec.slots.visible import first_seen, own_visible
+from specdec.slots.cache import Window
+from specdec.slots.spans import Chunk, Near
+from specdec.slots.visible import first_seen, own_visible, seen_of
 
 
 def attend_to_filled(
@@ -19,7 +20,7 @@ def attend_to_filled(
 def in_slots(window: Window, slots: Tensor, options: AttentionOptions) -> AttentionOptions:
     """The options of a layer as the kernel takes them, for the window's last tokens at `slots`."""
     rows, num_queries = slots.shape
-    near, num_first = window.seen_of(options.sliding_window), None
+    near, num_first = seen_of(window, options.sliding_window), None
     visible = own_visible(window, num_queries, near, options.is_causal)
     positions = None if near is None else window.positions
     if positions is not None:
@@ -31,3 +32,13 @@ def in_slots(window: Window, slots: Tensor, options: AttentionOptions) -> Attent
         near, num_first = near.recent, near.sinks or None
     options = options._replace(window_visible=visible, positions=positions)
     return options._replace(sliding_window=near, num_first=num_first)
+
+
+def seen_in_slots(
+    window: Window, slots: Tensor, sliding_window: int | Chunk | Near | None, is_causal: bool
+) -> Tensor:
+    """`[B, n, W]` bool: what the window's last tokens at `slots` `[B, n]` see, by the kernel's own
+    definition.
+    """
+    layer = AttentionOptions(sliding_window=sliding_window, is_causal=is_causal)
+    return visible_slots(slots, window.num_attended, in_slots(window, slots, layer))

@@ -6,7 +6,18 @@ Legend: B rows, N tokens of a window, n queries (the last of the N), W slots att
 import torch
 from torch import Tensor
 
-from specdec.slots.cache import Chunk, Near, Window
+from specdec.slots.cache import Window
+from specdec.slots.spans import Chunk, Near
+
+
+def seen_of(window: Window, sliding_window: int | Chunk | Near | None) -> int | Chunk | Near | None:
+    """The sliding window of a layer in a text of which only `window.near` is seen: that, where the
+    layer has none; else as many of its last positions.
+    """
+    near = window.near
+    if near is None or isinstance(sliding_window, Near):
+        return sliding_window
+    return near if sliding_window is None else min(sliding_window, sum(near))
 
 
 def first_seen(queries: Tensor, sliding_window: int | Chunk) -> Tensor:

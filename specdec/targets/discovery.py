@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -30,7 +30,6 @@ from specdec.hf.lookups import attention_of, code_of
 from specdec.hf.positions import position_limit
 from specdec.hf.refusals import cause_of_refusal
 from specdec.hf.versions import newer_than_tried
-from specdec.slots.cache import Chunk
 from specdec.slots.layout import KeyValueShape
 from specdec.targets.attention import ATTENTION
 from specdec.targets.edits.edit import Faster
@@ -49,6 +48,9 @@ from specdec.targets.views import open_view
 from specdec.targets.watch import copied_values, structure
 from specdec.targets.wrappers import refuse_joint_quantisation, remark_on_hooks, replaced_forwards
 from specdec.torch_names import HOOKS_OF_ALL_MODULES, is_hook_table
+
+if TYPE_CHECKING:
+    from specdec.slots.spans import Chunk
 
 _KNOWN: WeakKeyDictionary[PreTrainedModel, dict[bool | None, tuple]] = WeakKeyDictionary()
 """Of each model that was tried: (description, route), by `fuse`."""

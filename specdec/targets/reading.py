@@ -12,7 +12,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,13 @@ from specdec.hf.layers import decoder_layers
 from specdec.hf.prompts import NOT_READ, why_not_read
 from specdec.hf.reached import ReachedError, reached_by
 from specdec.slots.attention import sees
-from specdec.slots.cache import Chunk
 from specdec.targets.prompt_inputs import WHOLE, PromptInputs
 from specdec.targets.route import Route
 from specdec.targets.view import private_view, wrap_forward
 from specdec.torch_names import is_hook_table
+
+if TYPE_CHECKING:
+    from specdec.slots.spans import Chunk
 
 NUM_COMPARED = 4
 """Tokens that HF goes on for in the self-test of a kind of prompt."""

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from specdec.slots.cache import Chunk, SlotCache
+from specdec.slots.cache import SlotCache
 from specdec.slots.layout import Compressor, Indexer, KeyValueShape, Stored
 from specdec.targets.edits.edit import Faster
 
 if TYPE_CHECKING:
+    from specdec.slots.spans import Chunk
     from specdec.targets.edits.memory import MixerPlan
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from specdec.arguments import check_choice
-from specdec.slots.cache import Chunk
 from specdec.targets.edits.edit import Edit
 from specdec.targets.slot_model import SlotModel
 from specdec.types import FeatureLayer
 
 if TYPE_CHECKING:
+    from specdec.slots.spans import Chunk
     from specdec.targets.prompt_inputs import PromptInputs
 
 MAX_VOCAB_PADDING = 1024

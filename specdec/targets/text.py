@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer
-from specdec.slots.cache import Chunk, SlotCache, Window
+from specdec.slots.cache import SlotCache, Window
 from specdec.targets.slot_model import SlotModel
 from specdec.targets.target import Target
+
+if TYPE_CHECKING:
+    from specdec.slots.spans import Chunk
 
 
 @dataclass(frozen=True, eq=False)

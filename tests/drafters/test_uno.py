@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from specdec import RejectionSampler, SpeculativeGenerator, Target, UnoDrafter, 
 from specdec.drafters.uno import noise_ids
 from specdec.samplers import LogitsFilter
 
+peft = pytest.importorskip("peft")
 K, LIMIT = 5, 40
 BATCH, MASK = ragged_prompts(VOCAB - 1, 9, 1, 7)
 OPTIONS = {"max_new_tokens": 14, "eos_token_id": None, "pad_token_id": 0}
@@ -24,7 +26,6 @@ def gated(folder, **options):
     """An adapter of PEFT's, saved by PEFT, in a model that runs it from a token on; and a function
     of texts and that token.
     """
-    peft = pytest.importorskip("peft")
     torch.manual_seed(3)
     options = {"target_modules": "all-linear", "r": 4, "lora_alpha": 6} | options
     config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **options)
@@ -168,7 +169,6 @@ def test_other_targets_are_refused_by_name(tmp_path):
         UnoDrafter(build("opt"), written(tmp_path, build("opt"), "fc1"), K)
     with refused("mask_token_id must be an integer .. got 1"):
         UnoDrafter(own_target(), adapter(), K, mask_token_id=1)
-    peft = pytest.importorskip("peft")
     config = peft.LoraConfig(target_modules=["q_proj"], use_dora=True, init_lora_weights=False)
     dora = peft.get_peft_model(build("llama"), config)
     dora.save_pretrained(tmp_path / "dora")
@@ -179,3 +179,9 @@ def test_other_targets_are_refused_by_name(tmp_path):
     drafter = UnoDrafter(Target(MODEL), adapter(), K)
     with refused("drafts with the target that it was made with"):
         SpeculativeGenerator(copy.deepcopy(MODEL), drafter)
+
+
+def test_without_peft_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ImportError, match="pip install peft"):
+        UnoDrafter(own_target(), "adapter", K)

@@ -23,7 +23,8 @@ from specdec.kernels.attention import reference, triton
 from specdec.kernels.types import CAUSAL
 from specdec.slots import attention, visible
 from specdec.slots.attention import window_mask
-from specdec.slots.cache import Chunk, Window
+from specdec.slots.cache import Window
+from specdec.slots.spans import Chunk
 from specdec.targets import discovery, queries
 from specdec.targets.attention import ATTENTION, slot_attention
 from specdec.targets.trial.probe import HFMask

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from specdec.kernels import AttentionOptions
 from specdec.slots.attention import window_mask
-from specdec.slots.cache import Near, SlotCache, Window
+from specdec.slots.cache import SlotCache, Window
 from specdec.slots.ragged import attend_to_filled
+from specdec.slots.spans import Near
 from specdec.targets.attention import slot_attention
 from specdec.targets.trial.probe import probe_attention
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from specdec.slots.attention import sees
-from specdec.slots.cache import Chunk
+from specdec.slots.spans import Chunk
 from specdec.targets.wrappers import refuse_attention
 
 PROBE = "specdec_probe"

@@ -49,13 +49,7 @@ def try_edits(model: PreTrainedModel, route: Route, edits: Sequence[Edit]) -> No
 
 
 def try_call(
-    target: Any,
-    num_rows: int,
-    filled_to: int,
-    num_draft_tokens: int,
-    chunks: Sequence[int],
-    num_prompt: int,
-    row_inputs: Mapping[str, Tensor],
+    target: Any, request: Any, filled_to: int, num_draft_tokens: int, chunks: Sequence[int]
 ) -> None:
     """Raises `ValueError` if what users' code does depends on the number of tokens or rows of the
     forwards of a call, or on what the call brings for its rows, otherwise than by positions. Each
@@ -63,15 +57,14 @@ def try_call(
 
     Args:
         target: `SlotModel` of the call.
-        num_rows: B. Rows that end leave a batch.
+        request: of the call. Rows that end leave its batch.
         filled_to: rows of the forwards, where a batch is filled up.
         num_draft_tokens: the most that a step drafts.
         chunks: sizes of the chunks that the prompts are read in, in order.
-        num_prompt: tokens of the forward in which HF reads the prompts.
-        row_inputs: what the call brings, by name.
     """
+    num_rows, num_prompt = request.padded.shape
     read = {name for edit in target.edits for name in getattr(edit, "row_inputs", ())}
-    own = {name: value.cpu() for name, value in row_inputs.items() if name in read}
+    own = {name: value.cpu() for name, value in request.row_inputs.items() if name in read}
     names, values = tuple(sorted(own)), hashlib.sha256()
     for name in names:
         values.update(own[name].contiguous().numpy().tobytes())

@@ -15,9 +15,10 @@ from transformers import PreTrainedModel
 
 from specdec.graphs.tree import fill
 from specdec.hf.positions import position_limit
-from specdec.slots.cache import Chunk, SlotCache, narrowed
+from specdec.slots.cache import SlotCache, narrowed
 from specdec.slots.layout import KeyValueShape
 from specdec.slots.room import memory_bytes
+from specdec.slots.spans import Chunk
 from specdec.targets.edits.edit import Edit
 from specdec.targets.families import asked
 from specdec.targets.forward import forward, open_window
