@@ -127,6 +127,29 @@ def test_a_weight_or_a_toml_ages_a_figure(clone):
         run(clone, "--made", "docs/figures/weights.svg")
 
 
+def test_a_figure_of_texts_is_as_old_as_they_and_not_as_the_library(clone):
+    name, manifest = "docs/figures/texts.svg", clone / "docs/figures/made.toml"
+    program, library = clone / "docs/figures/texts.py", clone / "specdec/loop.py"
+    library.parent.mkdir()
+    for file, text in ((library, "A = 1\n"), (program, "print('a')\n"), (clone / name, "<svg/>")):
+        file.write_text(text)
+    (clone / "a.toml").write_text("a = 1\n")
+    entry = ENTRY.format(name=name, commit=commit(clone)).replace(
+        '"drawing", "line.py"', '"specdec", "a.toml"'
+    )
+    manifest.write_text(f'{manifest.read_text()}{entry}texts = "a"\n')
+    library.write_text("A = 2\n")
+    commit(clone)
+    assert run(clone, name).returncode == 0
+    program.write_text("print('b')\n")
+    listed = run(clone, name)
+    assert (listed.returncode, "changed: what the zoo writes" in listed.stdout) == (1, True)
+    assert run(clone, "--made", name).returncode == 0
+    (clone / "a.toml").write_text("a = 2\n")
+    commit(clone)
+    assert "changed: a.toml" in run(clone, name).stdout
+
+
 def test_a_figure_is_not_made_with_code_that_is_in_no_commit(clone):
     (clone / "line.py").write_text("A = 3\n")
     done = run(clone, "--made", "docs/figures/line.svg")

@@ -5,12 +5,14 @@
     python docs/figures/made.py --made NAME ... --device "one H200"  # made with the code of HEAD
 
 What decides a figure's numbers is compared: the program in a Python file without comments and
-docstrings, every other file (weights, TOML, pages) byte for byte. Fails where a figure has no
-entry, an entry no figure, or a commit is not in the history.
+docstrings, every other file (weights, TOML, pages) byte for byte. Where an entry has `texts`, what
+`texts.py` finds that the zoo writes is compared in place of the library's program. Fails where a
+figure has no entry, an entry no figure, or a commit is not in the history.
 """
 
 import argparse
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -31,6 +33,7 @@ PAGES = "README.md", "benchmarks/README.md", "docs/*.md"
 TABLE = re.compile(r"^(\|.*)\n\|[-:| ]+\n((?:\|.*\n)+)", re.MULTILINE)
 MEASURED = re.compile(r"\| *\**\d+\.\d+")
 """The beginning of a cell with a measured number."""
+LIBRARY = re.compile(r"specdec/.*\.(py|md)")
 
 
 def git(*arguments: str) -> str | None:
@@ -100,10 +103,22 @@ def stale(entries: dict[str, dict]) -> dict[str, list[str]]:
     for name, entry in entries.items():
         since = "diff", "--name-only", "--no-renames", "--diff-filter=MD", entry["commit"], "HEAD"
         files = (git(*since, "--", *entry["code"]) or "").splitlines()
-        changed[name] = [
-            file for file in files if _says(entry["commit"], file) != _says("HEAD", file)
-        ]
+        files = [file for file in files if _says(entry["commit"], file) != _says("HEAD", file)]
+        if "texts" in entry and any(map(LIBRARY.fullmatch, files)):
+            files = [file for file in files if not LIBRARY.fullmatch(file)]
+            files += ["what the zoo writes"] * (entry["texts"] != texts())
+        changed[name] = files
     return {name: files for name, files in changed.items() if files}
+
+
+@cache
+def texts() -> str:
+    """What `texts.py` prints, with the library beside it."""
+    command = [sys.executable, Path(__file__).with_name("texts.py")]
+    where = {"env": {**os.environ, "PYTHONPATH": str(ROOT)}, "cwd": ROOT}
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, **where
+    ).stdout.strip()
 
 
 @cache
@@ -135,6 +150,7 @@ def set_made(name: str, entry: dict, device: str | None) -> None:
     start = text.index(f'["{name}"]\n')
     end = start + len(text[start:].split("\n[", 1)[0])
     values = {"commit": git("rev-parse", "--short=7", "HEAD"), "device": device or entry["device"]}
+    values |= {"texts": texts()} if "texts" in entry else {}
     own = text[start:end]
     for key, value in values.items():
         own = re.sub(rf"^{key} = .*$", f'{key} = "{value}"', own, flags=re.MULTILINE)

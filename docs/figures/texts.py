@@ -30,9 +30,8 @@ def texts(prompts: int = 4, tokens: int = 32) -> str:
     generators = [SpeculativeGenerator(target, drafter) for drafter in drafters.values()]
     for rule in ("coupling", "rejection"):
         generators.append(SpeculativeGenerator(target, drafters["eagle3"], rule))
-    ids = zoo.load_tokenizer()(
-        list(zoo.heldout_prompts(prompts)), padding=True, return_tensors="pt"
-    )
+    encode, given = zoo.load_tokenizer(), list(zoo.heldout_prompts(prompts))
+    ids = encode(given, padding=True, return_tensors="pt")
     for generator in generators:
         for rule in RULES:
             result = generator.generate(**ids, max_new_tokens=tokens, **rule)
