@@ -182,7 +182,8 @@ def check_visible(visible: Visible) -> None:
 
 
 def near_of(visible: Visible) -> Near:
-    """The same for a drafter with keys and values of its own, in which every token sees itself.
+    """What each token sees of the keys and values that a drafter stores for itself: its own, those
+    of the last tokens before it, and those of the first tokens.
 
     Raises:
         TypeError, ValueError: no sinks and recent ones alone.
