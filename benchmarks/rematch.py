@@ -6,10 +6,11 @@ measured in one loop.
     PYTHONPATH=. python benchmarks/rematch.py --output rematch --losses soft_ce lk_hybrid \\
         --steps 1000 --tokens-per-step 16384 --processes 14      # on a GPU
 
-The target is the zoo's, the text the standard library's sources. Each head sees the same tokens in
-the same order. Heads are trained side by side, so what a step of training costs is measured alone,
-afterwards, and likewise ms per token. An interrupted command goes on where it stopped. The last
-lines that it prints are the page's tables and tests, made from the files in --output.
+The target is the zoo's (`--positions 8192`: with YaRN, for `long_contexts.py`), the text the
+standard library's sources. Each head sees the same tokens in the same order. Heads are trained side
+by side, so what a step of training costs is measured alone, afterwards, and likewise ms per token.
+An interrupted command goes on where it stopped. The last lines that it prints are the page's tables
+and tests, made from the files in --output.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_model, save_model
 from timing import DEVICE, about, timed
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec import EagleDrafter, MaskTokenDrafter, ModelDrafter, MTPDrafter, training, zoo
 from specdec.drafters.mask_token.correction import MarkovConfig
@@ -33,7 +35,7 @@ from specdec.lab.evaluation.intervals import holm
 from specdec.lab.show.table import Table
 from specdec.lab.training import blocks, eagle, losses, mask_token, medusa, mtp
 from specdec.lab.training.divergences import find_loss
-from specdec.lab.zoo import corpus
+from specdec.lab.zoo import WEIGHTS_DIR, corpus
 
 K = 4
 TEXTS = {"within": 384, "beyond": 1024}
@@ -42,6 +44,19 @@ ROW_TOKENS, NUM_NEW = 512, 64
 TEMPERATURES = 0.0, 1.0
 Job = tuple[str, str, int]
 """A kind of head, a loss and a seed."""
+
+
+def target_of(positions: int | None = None) -> LlamaForCausalLM:
+    """The zoo's target; of as many positions, by YaRN, as are asked for."""
+    if positions is None:
+        return zoo.load_target().to(DEVICE)
+    folder = WEIGHTS_DIR / "target"
+    config = LlamaConfig.from_pretrained(folder)
+    known, config.max_position_embeddings = config.max_position_embeddings, positions
+    scaling = {"factor": positions / known, "original_max_position_embeddings": known}
+    config.rope_parameters = config.rope_parameters | {"rope_type": "yarn"} | scaling
+    model = LlamaForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
+    return model.eval().to(DEVICE)
 
 
 def draft_model(target, seed):
@@ -99,9 +114,9 @@ def title(job: Job) -> str:
     return "{}, {}, {}".format(*job)
 
 
-def stem(job: Job, options: argparse.Namespace) -> Path:
+def stem(job: Job, folder: Path) -> Path:
     """Where a head and what its training took are kept."""
-    return options.output / title(job).replace(", ", "-").replace(" ", "-").replace(":", "=")
+    return folder / title(job).replace(", ", "-").replace(" ", "-").replace(":", "=")
 
 
 def made(job: Job, target: torch.nn.Module) -> tuple:
@@ -117,9 +132,12 @@ def made(job: Job, target: torch.nn.Module) -> tuple:
 def train(job: Job, documents: list, options: argparse.Namespace) -> str:
     """Trains one head, and writes its weights and card, the card last."""
     torch.set_num_threads(1)
-    _, own, objective = made(job, zoo.load_target().to(DEVICE))
-    path = stem(job, options)
-    sizes = {"tokens_per_step": options.tokens_per_step, "row_lengths": ((1.0, ROW_TOKENS),)}
+    _, own, objective = made(job, target_of(options.positions))
+    path = stem(job, options.output)
+    sizes = {
+        "tokens_per_step": options.tokens_per_step,
+        "row_lengths": ((1.0, ROW_TOKENS),),
+    }
     arguments = training.ObjectiveArguments(
         str(path), max_steps=options.steps, use_cpu=DEVICE == "cpu", bf16=DEVICE == "cuda",
         seed=job[2], report_to=[], save_strategy="no", disable_tqdm=True, **sizes,
@@ -133,10 +151,10 @@ def train(job: Job, documents: list, options: argparse.Namespace) -> str:
     return title(job)
 
 
-def load(job: Job, target: torch.nn.Module, options: argparse.Namespace):
+def load(job: Job, target: torch.nn.Module, folder: Path):
     """A trained drafter."""
     drafter, own, _ = made(job, target)
-    load_model(own, f"{stem(job, options)}.safetensors")
+    load_model(own, f"{stem(job, folder)}.safetensors")
     own.eval()
     return drafter
 
@@ -153,8 +171,8 @@ def prompts_of(length: int, options: argparse.Namespace) -> list[list[int]]:
 def measure(place: str, jobs: list[Job], options: argparse.Namespace, **timing) -> str:
     """A study of drafters after prompts of one length."""
     torch.set_num_threads(1)
-    target = zoo.load_target().to(DEVICE)
-    drafters = {"none": "none"} | {title(job): load(job, target, options) for job in jobs}
+    target = target_of(options.positions)
+    drafters = {"none": "none"} | {title(job): load(job, target, options.output) for job in jobs}
     prompts = prompts_of(TEXTS.get(place, TEXTS["within"]), options)
     sweep(
         target, prompts, drafters=drafters, temperatures=TEMPERATURES, max_new_tokens=NUM_NEW,
@@ -165,7 +183,7 @@ def measure(place: str, jobs: list[Job], options: argparse.Namespace, **timing) 
 
 def step_ms(name: str, options: argparse.Namespace) -> float:
     """Milliseconds of an objective's forward and backward pass, alone on the device."""
-    target = zoo.load_target().to(DEVICE)
+    target = target_of(options.positions)
     _, _, objective = made((name, "soft_ce", 0), target)
     rows = max(1, options.tokens_per_step // ROW_TOKENS)
     ids = torch.randint(0, target.config.vocab_size, (rows, ROW_TOKENS + 1)).to(DEVICE)
@@ -215,7 +233,7 @@ def page(options: argparse.Namespace) -> str:
         ]
         about_head = ["", ""]
         if name in steps:
-            parameters = cards[stem(job, options).name]["parameters"]
+            parameters = cards[stem(job, options.output).name]["parameters"]
             about_head = [f"{parameters / 1e6:.2f} M", f"{steps[name]:.0f}"]
         rows.append([name, *about_head, *found])
     header = ["head", "parameters", "ms of a training step", "ms per token, T = 0", "T = 1"]
@@ -284,6 +302,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--tokens-per-step", type=int, default=1024)
+    parser.add_argument("--positions", type=int)
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--train-only", action="store_true")
@@ -307,7 +326,7 @@ def run(jobs: list[Job], options: argparse.Namespace) -> None:
     documents = training.encode_texts(texts, tokenizer)
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.processes, spawn) as pool:
-        new = [job for job in jobs if not Path(f"{stem(job, options)}.json").exists()]
+        new = [job for job in jobs if not Path(f"{stem(job, options.output)}.json").exists()]
         new.sort(key=lambda job: job[2])  # a whole seed first
         for done in pool.map(partial(train, documents=documents, options=options), new):
             print(done, flush=True)

@@ -18,7 +18,7 @@ COMMANDS += [
     "lm_eval_grid.py --rounds 1 --prompts 2 --new-tokens 4",
     "training_curves.py --minutes 0.02 --output {folder}",
     "rematch.py --steps 1 --seeds 1 --prompts 4 --losses soft_ce tv --output {folder}",
-    "long_contexts.py --heads --prompts 1 --temperatures 0 --output {folder}",
+    "long_contexts.py --prompts 1 --lengths 512 1024 --temperatures 0 --output {folder}",
     "gpu_training.py --shape 8B",
     "latents.py --tokens 24 --layers 1 --rounds 1",
     "certificates.py sound --runs 1 --tokens 64 --output {folder}/sound.jsonl",
