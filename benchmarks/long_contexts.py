@@ -123,9 +123,10 @@ def measure(length: int, options: argparse.Namespace) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     target = Target(rematch.target_of(POSITIONS))
-    # Not captured: a graph for every contender and length would take longer than its steps.
+    # Not captured: a graph for every contender and length would take longer than its steps. Nothing
+    # is kept for later calls: all contenders together would fill the memory.
     ways = {
-        name: SpeculativeGenerator(target, drafter, graphs=False)
+        name: SpeculativeGenerator(target, drafter, graphs=False, kept_bytes=0)
         for name, drafter in contenders(target.model, options)
     }
     ids = heldout_ids()
