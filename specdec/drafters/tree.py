@@ -23,6 +23,12 @@ from specdec.samplers.noise import Drawing, DrawRule
 from specdec.types import Draft
 
 
+LEAST_LOGIT = -1e30
+"""Of an earlier sibling's token: probability 0 beside any other logit, and still a number where all
+others are `-inf`.
+"""
+
+
 @dataclass(frozen=True)
 class Tree:
     """The shape of a draft tree.
@@ -352,9 +358,10 @@ class TreePlan:
     ) -> Draft:
         """The fixed shape, siblings drawn without replacement: each child from the distribution of
         the logits without its earlier siblings' tokens. Of point masses that is the next likely
-        token.
+        token. Where an edit leaves fewer ids than siblings, the last ones repeat earlier ones.
         """
         drafting, count, runs, num_read = proposal.begin(drawing), 0, [], 0
+        least = max(LEAST_LOGIT, torch.finfo(logits.dtype).min)
         for depth, level in enumerate(self.tree.levels):
             if depth:
                 nodes, rows, visible = self._tables[depth - 1]
@@ -371,7 +378,7 @@ class TreePlan:
                 path = self.tree.paths_of(width, own.device)
                 options = {"depth": depth, "path": path, "whole": whole[:, :width]}
                 tokens = drafting.draw(own.contiguous(), **options)
-                own.scatter_(2, tokens[..., None], -torch.inf)
+                own.scatter_(2, tokens[..., None], least)
                 runs += [1] * width if depth == 0 else [width]  # siblings have a run each
                 count += width
                 if count == drawing.num_draft_tokens:

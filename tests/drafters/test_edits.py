@@ -108,6 +108,23 @@ def test_a_bias_by_an_edit_is_the_bias_of_a_model(logits_filter, tree, kind):
         torch.testing.assert_close(draft.probs, expected.probs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("num_left", [1, 2])
+def test_where_an_edit_leaves_fewer_ids_than_siblings_the_last_ones_repeat(num_left, dtype):
+    """As of a grammar that forces a token. Samplers leave the target's law with replacement, too:
+    `test_tree_laws`.
+    """
+    drafter = ModelDrafter(MODEL, tree=Tree(6, 3, top_k=3, rates=(0.6, 0.3, 0.2)))
+    drafter.proposal = Proposal(edit=lambda x: without(range(num_left, VOCAB))(x).to(dtype))
+    draft = draft_of(drafter, {"temperature": [0.1, 1.0, 2.0]})
+    assert draft.tokens.max() < num_left
+    torch.testing.assert_close(draft.probs[..., :num_left].sum(dim=-1), torch.ones(3, 6))
+    first, second = draft.tokens[:, draft.parents[0] == -1][:, :2].T
+    assert num_left == 1 or (first != second).all()
+    options = {"max_new_tokens": 12, "do_sample": True, "eos_token_id": None}
+    SpeculativeGenerator(MODEL, drafter).generate(torch.tensor(PROMPTS[:1]), **options)
+
+
 @pytest.mark.parametrize("name", ["eagle3", "eagle3, fewer ids, tree"])
 def test_a_text_is_the_targets_whatever_is_edited_and_a_captured_one_is_the_eager_one(name):
     ids, mask = ragged_prompts(VOCAB, 5, 9)
