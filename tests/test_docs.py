@@ -167,3 +167,13 @@ def test_tables_of_more_than_12_rows_are_folded(page):
     text = re.sub(r"<details.*?</details>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     tables = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
     assert [table[:80] for table in tables if table.count("\n") > 2 + 12] == []
+
+
+def test_a_cell_that_links_to_its_study_has_numbers_of_that_page():
+    cell = re.compile(r"\| \[(\d\.\d\d(?:, \d\.\d\d)*)\]\(([\w-]+\.md)\)")
+    cells = cell.findall((DOCS / "drafters.md").read_text(encoding="utf-8"))
+    studies = {page: (DOCS / page).read_text(encoding="utf-8") for _, page in cells}
+    assert len(cells) > 8
+    assert [
+        each for each in cells if not all(n in studies[each[1]] for n in each[0].split(", "))
+    ] == []
