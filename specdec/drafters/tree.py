@@ -22,7 +22,6 @@ from specdec.drafters.proposal_check import edited
 from specdec.samplers.noise import Drawing, DrawRule
 from specdec.types import Draft
 
-
 LEAST_LOGIT = -1e30
 """Of an earlier sibling's token: probability 0 beside any other logit, and still a number where all
 others are `-inf`.
