@@ -283,7 +283,8 @@ def test_text_that_cannot_be_trained_on_is_refused():
     for nothing in ([], [np.array([], dtype=np.uint16)]):
         with pytest.raises(ValueError, match="no text to train on"):
             PackedStream(nothing, seed=0)
-    with pytest.raises(TypeError, match="integer ids"):
-        PackedStream([np.zeros(3)], seed=0)
+    for other in (np.zeros(3), torch.tensor([1, 2])):
+        with pytest.raises(TypeError, match=r"NumPy arrays of integer ids, got .*ids.numpy\(\)"):
+            PackedStream([other], seed=0)
     with pytest.raises(TypeError, match="texts must be a list of texts, got one text"):
         encode_texts("a", TOKENIZER)

@@ -184,8 +184,12 @@ class PackedStream:
         check_integer("seed", seed, 0)
         if not any(len(ids) for ids in documents):
             raise ValueError("there is no text to train on: expected at least one document")
-        if not all(np.issubdtype(ids.dtype, np.integer) for ids in documents):
-            raise TypeError("documents must be arrays of integer ids")
+        for ids in documents:
+            if not isinstance(ids, np.ndarray) or not np.issubdtype(ids.dtype, np.integer):
+                raise TypeError(
+                    f"documents must be NumPy arrays of integer ids, got {shown(ids)}; "
+                    "encode_texts makes them of texts, ids.numpy() of a tensor"
+                )
         self.documents = [begun(ids, beginning) for ids in documents]
         self.seed, self.beginning = seed, list(beginning)
         self.num_tokens = sum(map(len, self.documents))
