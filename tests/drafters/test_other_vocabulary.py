@@ -61,12 +61,12 @@ def sentence_piece(texts, size, **special):
 @cache
 def tokenizers():
     end, pad = "<|end|>", {"pad_token": "<|pad|>"}
-    ends = {"unk_token": "<unk>", "eos_token": "</s>"}
+    code, ends = [*CODE, *PROSE, *["   x"] * 9], {"unk_token": "<unk>", "eos_token": "</s>"}
     maltese = sentence_piece([*PROSE, "Ġgantija"], 320, **ends)  # as Llama 2 and Gemma have this Ġ
     maltese.add_tokens(["▁▁", "\n\n"])  # as Gemma's, which are no special tokens
     return {
         "maltese": maltese,
-        "code": byte_level([*CODE, *PROSE, *["   x"] * 9], 320, bos_token=end, eos_token=end, **pad),
+        "code": byte_level(code, 320, bos_token=end, eos_token=end, **pad),
         "prose": byte_level(PROSE, 300, eos_token="</s>", bos_token="<s>", **pad),
         "pieces": sentence_piece(PROSE, 320, **ends),
     }
