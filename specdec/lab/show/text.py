@@ -96,13 +96,13 @@ def pieces(
 
     # A token's text may depend on there being one before it: what stands before is decoded, too.
     ends = (list(before[-n:]) for n in range(1, 5))
-    before = next((end for end in ends if "\ufffd" not in decode(end)), [])
+    last = next((end for end in ends if "\ufffd" not in decode(end)), [])
     own, first, text = [], 0, ""
     for token in tokens:
         own.append(token)
-        text = decode(before + own)[len(decode(before)) :]
+        text = decode(last + own)[len(decode(last)) :]
         if not text.endswith("\ufffd"):  # else a character that further tokens complete
             yield text, first
-            before, own, first = own, [], first + len(own)
+            last, own, first = own, [], first + len(own)
     if own:
         yield text, first
