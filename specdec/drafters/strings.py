@@ -192,13 +192,13 @@ class StringDrafter(Drafter):
         own, target, is_end = self._own.tokenizer, self._target.tokenizer, False
         if own.eos_token_id in new:
             new, is_end = new[: new.index(own.eos_token_id)], target.eos_token_id is not None
-        before = self._own.decode(row[-LOOKBEHIND:])
-        after = self._own.decode(row[-LOOKBEHIND:] + new)
+        tail = self._own.tail(row)
+        before, after = self._own.decode(tail), self._own.decode(self._own.whole(tail + new))
         if not after.startswith(before):
             return []
         text = after[len(before) :].rstrip(UNKNOWN)
-        tail = self._target.decode(ids[-LOOKBEHIND:])
-        draft = self._target.encode_after(tail, text) if text else []
+        before = self._target.decode(self._target.tail(ids))
+        draft = self._target.encode_after(before, text) if text else []
         return draft + [target.eos_token_id] * is_end
 
 
@@ -226,7 +226,8 @@ class _Strings:
             )
 
     def _encode(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False).input_ids
+        options = {"add_special_tokens": False, "split_special_tokens": True}
+        return self.tokenizer(text, **options).input_ids
 
     def encode(self, text: str) -> list[int]:
         """At least one id."""
@@ -237,19 +238,28 @@ class _Strings:
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return self.tokenizer.decode(ids, **options)
 
+    def tail(self, ids: list[int]) -> list[int]:
+        """The last ids, from the beginning of a character on: where bytes stand in for characters,
+        one that is not whole makes all bytes beside it unknown.
+        """
+        ends = (ids[-LOOKBEHIND - n :] for n in range(4))
+        return next((e for e in ends if not self.decode(e).startswith(UNKNOWN)), ids[-LOOKBEHIND:])
+
     def whole(self, ids: list[int]) -> list[int]:
         """Ids without the last ones, three at most, that are a part of a character."""
         starts = (ids[: len(ids) - n] for n in range(min(4, len(ids))))
-        return next((s for s in starts if not self.decode(s).endswith(UNKNOWN)), ids)
+        return next((s for s in starts if not self.decode(self.tail(s)).endswith(UNKNOWN)), ids)
 
     def encode_after(self, tail: str, text: str) -> list[int]:
         """Ids of a text as they stand behind a tail: many tokenizers write a space before what they
-        encode alone. Where a token would stand on both sides, those of the text alone.
+        encode alone. Where a token would stand on both sides, those behind a new line.
         """
-        ids, before = self._encode(tail + text), self.decode(self._encode(tail))
-        ends = (n for n in range(len(ids)) if self.decode(ids[:n]) == before)
-        found = next(ends, None)
-        return self._encode(text) if found is None else ids[found:]
+        for before in (tail, "\n"):
+            ids, begin = self._encode(before + text), self.decode(self._encode(before))
+            found = next((n for n in range(len(ids)) if self.decode(ids[:n]) == begin), None)
+            if found is not None:
+                return ids[found:]
+        return self._encode(text)
 
 
 def _num_common(some: list[int], others: list[int]) -> int:

@@ -53,7 +53,7 @@ class CommonVocabulary:
     ) -> CommonVocabulary:
         """Of two tokenizers, byte-level (Llama 3, Qwen, GPT-2) or SentencePiece (Llama 2, Gemma).
 
-        Tokens of the same bytes are common, and so are added tokens of the same name, and the
+        Tokens of the same bytes are common, and so are special tokens of the same name, and the
         tokens that begin and end a text. Each other token of the target is read as the draft
         model's longest token that it ends with: one token stands for one, so that no text has to be
         tokenized again, and what comes next depends most on how a token ends.
@@ -110,12 +110,21 @@ class CommonVocabulary:
 
 
 def _keys(tokenizer: PreTrainedTokenizerBase, whose: str) -> dict[int, bytes | str]:
-    """What each id stands for: the bytes of a token of text, the name of an added one. Bytes that
+    """What each id stands for: the bytes of a token of text, the name of a special one. Bytes that
     stand in for missing characters come last: a character of its own goes before.
     """
-    vocab, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
-    text = {token: i for token, i in vocab.items() if token not in added}
-    found: dict[int, bytes | str] = {i: token for token, i in added.items()}
+    added = tokenizer.added_tokens_decoder  # among them Gemma's runs of spaces and new lines
+    text = {token: i for token, i in tokenizer.get_vocab().items() if i not in added}
+    found: dict[int, bytes | str] = {
+        i: token.content if token.special else token.content.replace("▁", " ").encode()
+        for i, token in added.items()
+    }
+    if "▁" in text:  # which may have a "Ġ", a letter of Maltese, as well
+        stands_for = {token: _BYTE.fullmatch(token) for token in text}
+        for token in sorted(text, key=lambda token: stands_for[token] is not None):
+            byte, plain = stands_for[token], token.replace("▁", " ").encode()
+            found[text[token]] = bytes.fromhex(byte[1]) if byte else plain
+        return found
     if "Ġ" in text:
         alphabet = sorted(ByteLevel.alphabet())
         byte_of = {char: ord(char) for char in alphabet if ord(char) < 256}
@@ -123,12 +132,6 @@ def _keys(tokenizer: PreTrainedTokenizerBase, whose: str) -> dict[int, bytes | s
         byte_of |= dict(zip(alphabet[len(byte_of) :], others, strict=True))
         text = {token: i for token, i in text.items() if byte_of.keys() >= set(token)}
         return found | {i: bytes(byte_of[c] for c in token) for token, i in text.items()}
-    if "▁" in text:
-        stands_for = {token: _BYTE.fullmatch(token) for token in text}
-        for token in sorted(text, key=lambda token: stands_for[token] is not None):
-            byte, plain = stands_for[token], token.replace("▁", " ").encode()
-            found[text[token]] = bytes.fromhex(byte[1]) if byte else plain
-        return found
     raise ValueError(
         f"the {whose}'s tokenizer is neither byte-level nor SentencePiece (it has neither 'Ġ' nor "
         "'▁' as a token), so its tokens cannot be compared; use one of the target's tokenizer"

@@ -4,6 +4,7 @@ import io
 
 import pytest
 import torch
+from tokenizers import decoders
 
 from specdec import zoo
 from specdec.lab.show.tokens import colour_key, coloured_pieces, coloured_text
@@ -55,6 +56,19 @@ def test_every_kind_of_token_has_its_mark():
     steps = [RowStep([a, 7], 1, [a, b]), RowStep([c], 1, [c, d])]
     w, x, y, z = (TOKENIZER.decode([token]) for token in (a, b, c, d))
     assert coloured_text(TOKENIZER, "", steps, io.StringIO()) == f"{w}[{x}]{y}<{z}>"
+
+
+def test_a_space_between_prompt_and_text_is_shown():
+    """Of a decoder that drops the one that begins a text, as Llama 2's does."""
+    tokenizer = zoo.load_tokenizer()
+    parts = [tokenizer.backend_tokenizer.decoder, decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence(parts)
+    tokens = tokenizer(" the cat", add_special_tokens=False).input_ids
+    assert tokenizer.decode(tokens) == "the cat"
+    steps = [RowStep([], 0, [token]) for token in tokens]
+    for prompt in ("see", "🙂", ""):
+        shown = coloured_text(tokenizer, prompt, steps, io.StringIO())
+        assert shown.replace("<", "").replace(">", "") == (prompt and prompt + " ") + "the cat"
 
 
 def test_a_file_and_no_color_get_markers(monkeypatch):

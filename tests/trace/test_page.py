@@ -9,6 +9,7 @@ from html import unescape
 
 import pytest
 from chromium import CHROMIUM, chromium
+from tokenizers import decoders
 
 from specdec import SpeculativeGenerator, Tree, zoo
 from specdec.lab.show.text import visible
@@ -69,6 +70,16 @@ def test_nothing_of_the_text_becomes_markup_and_nothing_is_fetched(text, traces,
     assert "".join(text for text, _ in content["rows"][0]["pieces"]) == visible(text)
     assert html.count("<script") == html.count("</script>") == 2
     assert not re.search(r"https?://|\bsrc=|\bhref=|@import|url\(", html)
+
+
+def test_no_space_is_lost_where_the_text_begins(traces, page):
+    """With a decoder that drops the space that begins a text, as Llama 2's does."""
+    tokenizer, tokens = zoo.load_tokenizer(), TOKENIZER(" the", add_special_tokens=False).input_ids
+    parts = [tokenizer.backend_tokenizer.decoder, decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence(parts)
+    step, other = replace(traces["chain"][0][0], num_accepted=0, new_tokens=tokens), traces["chain"]
+    trace = Trace([[step]], [other.numbers[0][:1]], other.times[:1], [tokens], {})
+    assert page(trace, tokenizer=tokenizer)[1]["rows"][0]["pieces"][0] == [" the", 0]
 
 
 def test_rows_and_steps_are_chosen(traces, page):

@@ -7,7 +7,7 @@ escapes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 
@@ -72,13 +72,17 @@ def printable_json(content: Any) -> Any:
     return content
 
 
-def pieces(tokenizer: Any, tokens: Iterable[int]) -> Iterator[tuple[str, int]]:
+def pieces(
+    tokenizer: Any, tokens: Iterable[int], before: Sequence[int] = ()
+) -> Iterator[tuple[str, int]]:
     """The text of tokens, in pieces that are whole characters, as the tokens come; all pieces
     together are the decoded text.
 
     Args:
         tokenizer: decodes; `None` gives ids.
         tokens: of one row.
+        before: tokens that the text stands behind; at the beginning of a text, Llama 2's decoder
+            drops a space.
 
     Yields:
         Text, and the index of the first token that it belongs to. A token that only begins a
@@ -91,12 +95,14 @@ def pieces(tokenizer: Any, tokens: Iterable[int]) -> Iterator[tuple[str, int]]:
         return tokenizer.decode(some, clean_up_tokenization_spaces=False)
 
     # A token's text may depend on there being one before it: what stands before is decoded, too.
-    before, own, first, text = [], [], 0, ""
+    ends = (list(before[-n:]) for n in range(1, 5))
+    last = next((end for end in ends if "\ufffd" not in decode(end)), [])
+    own, first, text = [], 0, ""
     for token in tokens:
         own.append(token)
-        text = decode(before + own)[len(decode(before)) :]
+        text = decode(last + own)[len(decode(last)) :]
         if not text.endswith("\ufffd"):  # else a character that further tokens complete
             yield text, first
-            before, own, first = own, [], first + len(own)
+            last, own, first = own, [], first + len(own)
     if own:
         yield text, first

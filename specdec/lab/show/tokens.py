@@ -6,7 +6,7 @@ A token is `"accepted"`, `"recovered"` or `"bonus"`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any, TextIO
 
@@ -38,13 +38,16 @@ def colour_key(stream: TextIO) -> str:
     return "tokens: " + "  ".join(marked(kind, kind, stream=stream) for kind in KINDS)
 
 
-def coloured_pieces(tokenizer: Any, steps: Iterable[Any], stream: TextIO) -> Iterator[str]:
+def coloured_pieces(
+    tokenizer: Any, steps: Iterable[Any], stream: TextIO, before: Sequence[int] = ()
+) -> Iterator[str]:
     """The new text, each token marked with its kind, in whole characters as the steps come.
 
     Args:
         tokenizer: decodes the tokens.
         steps: of one row, from `GenerationResult.steps`.
         stream: where the text will go; decides between colour and markers.
+        before: tokens that the text stands behind.
 
     Yields:
         Pieces whose unmarked part is the decoded text, character for character; on a terminal,
@@ -58,7 +61,7 @@ def coloured_pieces(tokenizer: Any, steps: Iterable[Any], stream: TextIO) -> Ite
             yield from step.new_tokens
 
     shown = visible if stream.isatty() else str  # a terminal would obey control characters
-    for text, first in pieces(tokenizer, tokens()):
+    for text, first in pieces(tokenizer, tokens(), before):
         if text:
             yield marked(shown(text), kinds[first], stream=stream)
 
@@ -66,7 +69,8 @@ def coloured_pieces(tokenizer: Any, steps: Iterable[Any], stream: TextIO) -> Ite
 def coloured_text(tokenizer: Any, prompt: str, steps: Iterable[Any], stream: TextIO) -> str:
     """The prompt, unmarked, and after it the `coloured_pieces`."""
     start = visible(prompt) if stream.isatty() else prompt
-    return start + "".join(coloured_pieces(tokenizer, steps, stream))
+    before = tokenizer(prompt, add_special_tokens=False).input_ids
+    return start + "".join(coloured_pieces(tokenizer, steps, stream, before))
 
 
 def token_span(text: str, kind: str) -> str:

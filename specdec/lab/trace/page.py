@@ -63,7 +63,7 @@ def _row(
         "row": row,
         "prompt": _prompt(ids, folds, len(pictures), tokenizer),
         "pictures": [_inline(picture) for picture in pictures],
-        "pieces": [(visible(text), at) for text, at in pieces(tokenizer, tokens)],
+        "pieces": [(visible(text), at) for text, at in pieces(tokenizer, tokens, ids)],
         "records": [[record[name] for name in columns] for record in records],
     }
 
