@@ -426,6 +426,10 @@ class SpeculativeGenerator:
         most = check_integer("num_draft_tokens", self.drafter.num_draft_tokens, 0)
         self.drafter.validate(vocab_size=target.vocab_size, device=target.device)
         self.drafter.check_target(target)
+        if self.drafter.feature_layers not in ((), target.feature_layers):
+            from specdec.loop.refusals import refuse_features
+
+            refuse_features(target, self.drafter)
         if (asked := request.num_draft_tokens) is not None:
             advice = "the drafter's own is the largest; make it with a larger one"
             check_integer("num_draft_tokens", asked, 0, most, advice=advice)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from specdec.drafters.verified import Verified
     from specdec.targets.prompt_inputs import PromptInputs
     from specdec.targets.target import Target
+
+
+OF_LOGITS = dict.fromkeys(
+    ("proposal", "tree", "visible"),
+    "drafters with logits have it (of a join set that of a part, join.drafters[1] for one)",
+) | {"draft_temperature": "set proposal=Proposal(temperature=0.7) of a drafter with logits"}
+"""Settings of drafters with logits, and what to do where they are set on others."""
 
 
 class Drafter(nn.Module, ABC):
@@ -62,6 +69,15 @@ class Drafter(nn.Module, ABC):
     reads_outcome: bool = False
     extra_slots: int = 0
     has_memory: bool = False
+    _not_set: ClassVar[Collection[str]] = ()
+    """Settings of other drafters, which would have no effect on this one."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raises `AttributeError` for a setting that would have no effect."""
+        if name in self._not_set:
+            own = type(self).__name__
+            raise AttributeError(f"{own}.{name} would have no effect; {OF_LOGITS[name]}")
+        super().__setattr__(name, value)
 
     def settings(self) -> dict[str, Any]:
         """What distinguishes this drafter from others, as plain values: its class, its public

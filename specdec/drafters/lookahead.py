@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.arguments import check_integer
-from specdec.drafters.base import Drafter
+from specdec.drafters.base import OF_LOGITS, Drafter
 from specdec.drafters.lookup_tree import are_alike
 from specdec.drafters.verified import Verified
 from specdec.samplers.noise import Drawing
@@ -79,6 +79,7 @@ class LookaheadDrafter(Drafter):
     """
 
     reads_outcome = True
+    _not_set = OF_LOGITS
 
     def __init__(
         self, window: int = 15, ngram: int = 5, guesses: int = 15, *, pool_size: int = 8192

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.arguments import check_integer
-from specdec.drafters.base import Drafter, check_num_draft_tokens
+from specdec.drafters.base import OF_LOGITS, Drafter, check_num_draft_tokens
 from specdec.hf.special_ids import placeholders
 from specdec.samplers.noise import Drawing
 from specdec.slots.cache import SlotCache
@@ -70,6 +70,8 @@ class PromptLookupDrafter(Drafter):
     Reference: A. Saxena, "Prompt Lookup Decoding" (2023),
     github.com/apoorvumang/prompt-lookup-decoding.
     """
+
+    _not_set = OF_LOGITS
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec.arguments import check_number, check_placement
-from specdec.drafters.base import Drafter, check_num_draft_tokens
+from specdec.drafters.base import OF_LOGITS, Drafter, check_num_draft_tokens
 from specdec.drafters.lookup import remember
 from specdec.samplers.noise import Drawing
 from specdec.slots.cache import SlotCache, narrowed
@@ -82,6 +82,8 @@ class StringDrafter(Drafter):
 
     Reference: Timor et al., arXiv:2502.05202, string-level exact match (SLEM).
     """
+
+    _not_set = OF_LOGITS
 
     def __init__(
         self,

@@ -95,10 +95,11 @@ class HeadDrafter(TreeDrafter):
         self.borrowed = borrow(head.config, model_of(target))
         self._check_draft_length()
         self.visible = visible
-        if visible is not None:
-            from specdec.drafters.head.check import check_visible
 
-            check_visible(self, visible)
+    def _check_visible(self, visible: Visible) -> None:
+        from specdec.drafters.head.check import check_visible
+
+        check_visible(self, visible)
 
     def _check_head(self, head: nn.Module) -> None:
         """Raises an error unless the module is a head of this design with weights."""
