@@ -158,7 +158,8 @@ class HeadDrafter(TreeDrafter):
     ) -> tuple[str, ...]:
         """Writes a head as other engines read it, one of your own by its `family`; Args, Returns
         and Raises as `checkpoints.export.save_head`. The default `verifier` is where the target was
-        loaded from.
+        loaded from. Files hold weights and structure: `proposal`, `draft_temperature`, `tree`,
+        `visible` and K are given to `from_pretrained` again.
         """
         return files.checkpoints("drafter").save(self, folder, layout, verifier)
 
