@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from specdec.request.hook import HookOutput
 
 
+_MADE_OF = "target drafter sampler graphs prefill_chunk_size kept_bytes steps_ahead draft_length"
+
+
 class SpeculativeGenerator:
     """Generates with a target's exact distribution, several tokens per pass of the target.
 
@@ -123,6 +126,15 @@ class SpeculativeGenerator:
         self._forget_costs()
         self._storages = StoragePool(self.target, graphs=graphs, kept_bytes=kept_bytes)
         self.last_result: GenerationResult | Any = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raises `ValueError` for what a generator checks and prepares once."""
+        if name in _MADE_OF.split() and hasattr(self, "last_result"):
+            raise ValueError(
+                f"generator.{name} cannot be set; make a new SpeculativeGenerator(generator.target,"
+                " ...), which tries no model again"
+            )
+        super().__setattr__(name, value)
 
     @torch.inference_mode()
     def warm_up(self, rows: int, tokens: int, **options: Unpack[GenerateOptions]) -> None:

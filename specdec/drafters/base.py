@@ -71,12 +71,16 @@ class Drafter(nn.Module, ABC):
     has_memory: bool = False
     _not_set: ClassVar[Collection[str]] = ()
     """Settings of other drafters, which would have no effect on this one."""
+    _set_once: ClassVar[Collection[str]] = ()
+    """Settings that it is built of."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raises `AttributeError` for a setting that would have no effect."""
+        """Raises `ValueError` for a setting that would have no effect."""
+        own = type(self).__name__
         if name in self._not_set:
-            own = type(self).__name__
-            raise AttributeError(f"{own}.{name} would have no effect; {OF_LOGITS[name]}")
+            raise ValueError(f"{own}.{name} would have no effect; {OF_LOGITS[name]}")
+        if name in self._set_once and hasattr(self, name):
+            raise ValueError(f"{own} is built of its {name}; make a new {own} with another")
         super().__setattr__(name, value)
 
     def settings(self) -> dict[str, Any]:

@@ -80,6 +80,7 @@ class LookaheadDrafter(Drafter):
 
     reads_outcome = True
     _not_set = OF_LOGITS
+    _set_once = ("window", "ngram", "guesses")
 
     def __init__(
         self, window: int = 15, ngram: int = 5, guesses: int = 15, *, pool_size: int = 8192

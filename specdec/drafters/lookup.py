@@ -72,6 +72,7 @@ class PromptLookupDrafter(Drafter):
     """
 
     _not_set = OF_LOGITS
+    _set_once = ("num_continuations",)
 
     def __init__(
         self,
@@ -97,7 +98,12 @@ class PromptLookupDrafter(Drafter):
             self.tree_depth = num_draft_tokens // num_continuations
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
-        """Fits every target: it has no weights."""
+        """Fits every target: it has no weights. Raises ValueError for more nodes than its
+        continuations have.
+        """
+        if self.tree_depth is not None:
+            most, advice = self.num_continuations * self.tree_depth, "make a new one for more"
+            check_integer("num_draft_tokens", self.num_draft_tokens, 0, most, advice=advice)
 
     def check_target(self, target: Target) -> None:
         """Notes which ids stand for pictures and sound: what they stand for is not the same twice,

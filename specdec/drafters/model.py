@@ -104,6 +104,8 @@ class ModelDrafter(TreeDrafter):
     Reference: Leviathan et al., arXiv:2211.17192, section 2; Chen et al., arXiv:2302.01318.
     """
 
+    _set_once = ("model",)
+
     def __init__(
         self,
         model: PreTrainedModel,

@@ -69,6 +69,7 @@ class SelfDrafter(LogitsDrafter):
 
     reads_target = True
     _not_set = ("tree", "draft_temperature")
+    _set_once = ("layers",)
 
     def __init__(
         self,

@@ -84,6 +84,7 @@ class StringDrafter(Drafter):
     """
 
     _not_set = OF_LOGITS
+    _set_once = ("model",)
 
     def __init__(
         self,

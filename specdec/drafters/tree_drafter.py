@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from specdec.arguments import shown
+from specdec.arguments import check_integer, shown
 from specdec.drafters.base import Drafter
 from specdec.drafters.proposal import Proposal
 
@@ -58,6 +58,9 @@ class TreeDrafter(LogitsDrafter):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Reads a tree as `shape_of` does, checks it, and takes over its sizes."""
+        if name == "num_draft_tokens" and (tree := vars(self).get("tree")) is not None:
+            advice = "set tree for another shape"
+            check_integer(name, value, 0, tree.nodes, advice=advice)
         if name != "tree":
             return super().__setattr__(name, value)
         tree, own = shape_of(value), type(self).__name__

@@ -44,7 +44,7 @@ class _SetOnInner(_OfInner):
         inner, name = wrapper.inner, self._name
         if not hasattr(inner, name):
             own = type(inner).__name__
-            raise AttributeError(f"{own}.{name} would have no effect; {OF_LOGITS[name]}")
+            raise ValueError(f"{own}.{name} would have no effect; {OF_LOGITS[name]}")
         setattr(inner, name, value)
 
 

@@ -288,11 +288,38 @@ def test_what_is_set_later_takes_effect_or_is_refused(name, setting):
             inner = drafter.inner if drafter is drafters[1] else drafter
             assert getattr(drafter, setting) is getattr(inner, setting) is value
         else:
-            with pytest.raises((AttributeError, ValueError), match=r"no effect|keeps no keys"):
+            with pytest.raises(ValueError, match=r"no effect|keeps no keys"):
                 setattr(drafter, setting, value)
     if setting == "proposal" and has_it:
         with refused("set proposal=Proposal('argmax')"):
             drafters[1].proposal = "argmax"
+
+
+BUILT_OF = [
+    ("lookup, tree", "num_continuations", 3, "make a new PromptLookupDrafter with another"),
+    ("model", "model", MODEL, "make a new ModelDrafter with another"),
+    ("self, recent", "layers", (0,), "make a new SelfDrafter with another"),
+    ("lookahead", "window", 5, "make a new LookaheadDrafter with another"),
+    ("model, tree", "num_draft_tokens", 7, "num_draft_tokens must be .. set tree for another"),
+]
+
+
+@pytest.mark.parametrize(("name", "setting", "value", "message"), BUILT_OF)
+def test_what_a_drafter_is_built_of_cannot_be_set(name, setting, value, message):
+    drafter = LookaheadDrafter(3, 3, 3) if name == "lookahead" else make(name)
+    with refused(message):
+        setattr(drafter, setting, value)
+
+
+def test_a_generator_keeps_its_parts_and_a_lookup_its_continuations():
+    generator = SpeculativeGenerator(own_target(), make("lookup, tree"))
+    values = {"drafter": "lookup", "sampler": "block", "graphs": True, "kept_bytes": 0}
+    for name, value in values.items():
+        with refused(f"generator.{name} cannot be set; make a new SpeculativeGenerator"):
+            setattr(generator, name, value)
+    generator.drafter.num_draft_tokens = 8
+    with refused("num_draft_tokens must be .. make a new one for more"):
+        generator.start(IDS, MASK, max_new_tokens=3)
 
 
 class Listens(WrappedDrafter):
