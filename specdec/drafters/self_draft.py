@@ -106,7 +106,20 @@ class SelfDrafter(LogitsDrafter):
             self.feature_layers = tuple(map(Queries, full)) if value and value.top else ()
 
     def _check_visible(self, visible: Visible) -> None:
-        _check_visible(self._target, visible)
+        """Raises an error if a table of slots cannot express the visible positions."""
+        target, name = self._target, type(self._target.model).__name__
+        check_visible(visible)
+        check_layers(target.route, name, "use layers= or model=")
+        if visible.top and target.route.attention is None:
+            raise ValueError(
+                f"{name} does not call HF's attention interface, so its queries are not known; use "
+                "Sinks and Recent"
+            )
+        if visible.top and getattr(target.config, "kv_lora_rank", None):
+            raise ValueError(
+                f"{name} stores latents in place of keys, with which no query can be multiplied; "
+                "use Sinks and Recent"
+            )
 
     @property
     def _shapes(self) -> dict:
@@ -129,7 +142,7 @@ class SelfDrafter(LogitsDrafter):
         if self.model is not None:
             _check_same(self._runs, self._target, "cast both to one data type")
         if self.visible is not None:
-            _check_visible(self._target, self.visible)
+            self._check_visible(self.visible)
 
     def check_target(self, target: Target) -> None:
         """Raises ValueError for another target than that which the drafter was made with."""
@@ -225,23 +238,6 @@ def _layers_that_run(target: Target, layers: int | Sequence[int] | None) -> tupl
             "may have chosen, so none can be left out; use visible= or model="
         )
     return found
-
-
-def _check_visible(target: Target, visible: Visible) -> None:
-    """Raises an error if a table of slots cannot express the visible positions."""
-    name = type(target.model).__name__
-    check_visible(visible)
-    check_layers(target.route, name, "use layers= or model=")
-    if visible.top and target.route.attention is None:
-        raise ValueError(
-            f"{name} does not call HF's attention interface, so its queries are not known; use "
-            "Sinks and Recent"
-        )
-    if visible.top and getattr(target.config, "kv_lora_rank", None):
-        raise ValueError(
-            f"{name} stores latents in place of keys, with which no query can be multiplied; use "
-            "Sinks and Recent"
-        )
 
 
 def _check_same(model: Target, target: Target, advice: str) -> None:
