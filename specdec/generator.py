@@ -25,6 +25,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from specdec.arguments import check_integer, shown
 from specdec.drafters import Drafter
+from specdec.drafters.settable import Settable
 from specdec.loop.host import Generation, OutputCollector, StepRecord
 from specdec.loop.outcome import Outcome, PendingOutcome
 from specdec.loop.pool import StoragePool
@@ -42,10 +43,7 @@ if TYPE_CHECKING:
     from specdec.request.hook import HookOutput
 
 
-_MADE_OF = "target drafter sampler graphs prefill_chunk_size kept_bytes steps_ahead draft_length"
-
-
-class SpeculativeGenerator:
+class SpeculativeGenerator(Settable):
     """Generates with a target's exact distribution, several tokens per pass of the target.
 
     Args:
@@ -96,6 +94,10 @@ class SpeculativeGenerator:
     Reference: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318.
     """
 
+    _not_set = ("kept_bytes",)
+    _set_once = ("target", "drafter", "sampler", "graphs", "prefill_chunk_size", "steps_ahead")
+    _set_once += ("draft_length",)
+
     def __init__(
         self,
         target: nn.Module | Target,  # also a model that PEFT or accelerate has wrapped
@@ -126,15 +128,6 @@ class SpeculativeGenerator:
         self._forget_costs()
         self._storages = StoragePool(self.target, graphs=graphs, kept_bytes=kept_bytes)
         self.last_result: GenerationResult | Any = None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Raises `ValueError` for what a generator checks and prepares once."""
-        if name in _MADE_OF.split() and hasattr(self, "last_result"):
-            raise ValueError(
-                f"generator.{name} cannot be set; make a new SpeculativeGenerator(generator.target,"
-                " ...), which tries no model again"
-            )
-        super().__setattr__(name, value)
 
     @torch.inference_mode()
     def warm_up(self, rows: int, tokens: int, **options: Unpack[GenerateOptions]) -> None:
@@ -427,7 +420,7 @@ class SpeculativeGenerator:
                 tracer.add(record)
         wall_s = time.perf_counter() - started_s
         traced = tracer.trace(generation.max_draft_tokens) if trace else None
-        self.last_result = result = collector.result(traced, wall_s=wall_s)
+        result = vars(self)["last_result"] = collector.result(traced, wall_s=wall_s)
         if streamer is not None:
             streamer.end()
         return result

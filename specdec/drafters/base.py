@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from specdec.arguments import check_integer
+from specdec.drafters.settable import Settable
 from specdec.samplers.noise import Drawing
 from specdec.types import Context, Draft, FeatureLayer
 
@@ -19,14 +20,7 @@ if TYPE_CHECKING:
     from specdec.targets.target import Target
 
 
-OF_LOGITS = dict.fromkeys(
-    ("proposal", "tree", "visible"),
-    "drafters with logits have it (of a join set that of a part, join.drafters[1] for one)",
-) | {"draft_temperature": "set proposal=Proposal(temperature=0.7) of a drafter with logits"}
-"""Settings of drafters with logits, and what to do where they are set on others."""
-
-
-class Drafter(nn.Module, ABC):
+class Drafter(Settable, nn.Module, ABC):
     """A drafter holds weights only; everything that changes lives in a state that the loop owns.
 
     The loop calls `prefill` over the prompt, chunk by chunk, and then `propose` once per step; it
@@ -69,19 +63,6 @@ class Drafter(nn.Module, ABC):
     reads_outcome: bool = False
     extra_slots: int = 0
     has_memory: bool = False
-    _not_set: ClassVar[Collection[str]] = ()
-    """Settings of other drafters, which would have no effect on this one."""
-    _set_once: ClassVar[Collection[str]] = ()
-    """Settings that it is built of."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Raises `ValueError` for a setting that would have no effect."""
-        own = type(self).__name__
-        if name in self._not_set:
-            raise ValueError(f"{own}.{name} would have no effect; {OF_LOGITS[name]}")
-        if name in self._set_once and hasattr(self, name):
-            raise ValueError(f"{own} is built of its {name}; make a new {own} with another")
-        super().__setattr__(name, value)
 
     def settings(self) -> dict[str, Any]:
         """What distinguishes this drafter from others, as plain values: its class, its public

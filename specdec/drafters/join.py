@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.arguments import check_integer
-from specdec.drafters.base import OF_LOGITS, Drafter
+from specdec.drafters.base import Drafter
 from specdec.drafters.check import check_drafter, check_state
 from specdec.drafters.lookup import PromptLookupDrafter
+from specdec.drafters.settable import OF_LOGITS
 from specdec.drafters.verified import Verified
 from specdec.drafters.wrapped import context_of, learn_of
 from specdec.graphs.tree import shared

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.arguments import check_integer
-from specdec.drafters.base import OF_LOGITS, Drafter
+from specdec.drafters.base import Drafter
 from specdec.drafters.lookup_tree import are_alike
+from specdec.drafters.settable import OF_LOGITS
 from specdec.drafters.verified import Verified
 from specdec.samplers.noise import Drawing
 from specdec.types import Context, Draft

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.arguments import check_integer
-from specdec.drafters.base import OF_LOGITS, Drafter, check_num_draft_tokens
+from specdec.drafters.base import Drafter, check_num_draft_tokens
+from specdec.drafters.settable import OF_LOGITS
 from specdec.hf.special_ids import placeholders
 from specdec.samplers.noise import Drawing
 from specdec.slots.cache import SlotCache

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from specdec.drafters.base import OF_LOGITS, Drafter
+from specdec.drafters.base import Drafter
+from specdec.drafters.settable import OF_LOGITS
 from specdec.samplers.noise import Drawing
 from specdec.types import Context, Draft
 

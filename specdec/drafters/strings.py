@@ -15,8 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec.arguments import check_number, check_placement
-from specdec.drafters.base import OF_LOGITS, Drafter, check_num_draft_tokens
+from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.lookup import remember
+from specdec.drafters.settable import OF_LOGITS
 from specdec.samplers.noise import Drawing
 from specdec.slots.cache import SlotCache, narrowed
 from specdec.targets.slot_model import SlotModel

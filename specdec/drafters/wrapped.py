@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import shown
-from specdec.drafters.base import OF_LOGITS, Drafter
+from specdec.drafters.base import Drafter
 from specdec.drafters.check import check_drafter, check_state
+from specdec.drafters.settable import OF_LOGITS
 from specdec.drafters.verified import Verified
 from specdec.samplers.noise import Drawing
 from specdec.torch_names import CHILDREN, children_of

@@ -236,7 +236,7 @@ def test_a_drafter_of_another_target_is_refused_where_the_generator_is_built(opt
         with pytest.raises(ValueError, match="drafts with the target that it was made with, a Ll"):
             SpeculativeGenerator(target, one)
     generator = SpeculativeGenerator(own_target(), None)
-    with refused("generator.drafter cannot be set; make a new SpeculativeGenerator"):
+    with refused("is built of its drafter; make a new SpeculativeGenerator"):
         generator.drafter = drafter
 
 

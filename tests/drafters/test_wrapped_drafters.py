@@ -313,10 +313,12 @@ def test_what_a_drafter_is_built_of_cannot_be_set(name, setting, value, message)
 
 def test_a_generator_keeps_its_parts_and_a_lookup_its_continuations():
     generator = SpeculativeGenerator(own_target(), make("lookup, tree"))
-    values = {"drafter": "lookup", "sampler": "block", "graphs": True, "kept_bytes": 0}
+    values = {"drafter": "lookup", "sampler": "block", "graphs": True, "draft_length": "auto"}
     for name, value in values.items():
-        with refused(f"generator.{name} cannot be set; make a new SpeculativeGenerator"):
+        with refused(f"is built of its {name}; make a new SpeculativeGenerator"):
             setattr(generator, name, value)
+    with refused("kept_bytes would have no effect; pass it to SpeculativeGenerator()"):
+        generator.kept_bytes = 0
     generator.drafter.num_draft_tokens = 8
     with refused("num_draft_tokens must be .. make a new one for more"):
         generator.start(IDS, MASK, max_new_tokens=3)
