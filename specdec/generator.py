@@ -25,6 +25,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from specdec.arguments import check_integer, shown
 from specdec.drafters import Drafter
+from specdec.drafters.settable import Settable
 from specdec.loop.host import Generation, OutputCollector, StepRecord
 from specdec.loop.outcome import Outcome, PendingOutcome
 from specdec.loop.pool import StoragePool
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from specdec.request.hook import HookOutput
 
 
-class SpeculativeGenerator:
+class SpeculativeGenerator(Settable):
     """Generates with a target's exact distribution, several tokens per pass of the target.
 
     Args:
@@ -92,6 +93,10 @@ class SpeculativeGenerator:
 
     Reference: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318.
     """
+
+    _not_set = ("kept_bytes",)
+    _set_once = ("target", "drafter", "sampler", "graphs", "prefill_chunk_size", "steps_ahead")
+    _set_once += ("draft_length",)
 
     def __init__(
         self,
@@ -415,7 +420,7 @@ class SpeculativeGenerator:
                 tracer.add(record)
         wall_s = time.perf_counter() - started_s
         traced = tracer.trace(generation.max_draft_tokens) if trace else None
-        self.last_result = result = collector.result(traced, wall_s=wall_s)
+        result = vars(self)["last_result"] = collector.result(traced, wall_s=wall_s)
         if streamer is not None:
             streamer.end()
         return result
@@ -426,6 +431,10 @@ class SpeculativeGenerator:
         most = check_integer("num_draft_tokens", self.drafter.num_draft_tokens, 0)
         self.drafter.validate(vocab_size=target.vocab_size, device=target.device)
         self.drafter.check_target(target)
+        if self.drafter.feature_layers not in ((), target.feature_layers):
+            from specdec.loop.refusals import refuse_features
+
+            refuse_features(target, self.drafter)
         if (asked := request.num_draft_tokens) is not None:
             advice = "the drafter's own is the largest; make it with a larger one"
             check_integer("num_draft_tokens", asked, 0, most, advice=advice)

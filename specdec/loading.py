@@ -40,7 +40,7 @@ from specdec.drafters import (
 )
 from specdec.drafters.model import check_same_tokenizer
 from specdec.drafters.tree_drafter import shape_of
-from specdec.drafters.visible import draft_cache
+from specdec.drafters.visible import draft_cache, visible_of
 from specdec.hf.forward import device_of
 from specdec.hf.prompts import auto_class
 from specdec.lab.show.text import one_line, printable
@@ -163,7 +163,8 @@ def load_drafter(
         device: of a draft model; the target's by default.
         layouts: records of your own that a head's files are compared with first.
         options: `proposal` and `draft_temperature`, of drafters with probabilities, and `visible`,
-            of those with keys and values; `None` counts as not given.
+            of those with keys and values, "4+508" for `Sinks(4) + Recent(508)`; `None` counts as
+            not given.
 
     Returns:
         The drafter; `None` for `"none"`.
@@ -197,6 +198,7 @@ def find_drafter(
         ValueError: as there, as far as it can be known without the target.
     """
     given = {"num_draft_tokens": num_draft_tokens, "tree": shape_of(tree), **options}
+    given["visible"] = visible_of(given.get("visible"))
     given = {key: value for key, value in given.items() if value is not None}
     if not isinstance(name, str):
         _refuse_layouts(layouts, repr(name))
@@ -221,8 +223,11 @@ def find_drafter(
         drafter = _lookahead(path, given)
         return lambda target, **_: drafter
     if kind == "self":
-        if not path.isdecimal() or tree is not None:
-            raise ValueError("self drafts chains over a draft cache, self:1024 for instance")
+        if not path.isdecimal() or tree is not None or "visible" in given:
+            raise ValueError(
+                "self drafts chains over a draft cache, self:1024 for instance; leave out tree and "
+                "visible"
+            )
         given["visible"] = draft_cache(int(path))
         return lambda target, **_: SelfDrafter(target, **given)
     if kind == "zoo" and path:
@@ -424,7 +429,7 @@ def _of_text(
     name: str, num_draft_tokens: int = 8, tree: Tree | None = None, **options: Any
 ) -> Drafter:
     """A drafter that reads nothing but the text."""
-    _refuse(options, f"belongs to drafters with probabilities, not to {name}")
+    _refuse(options, f"belongs to drafters with weights, not to {name}")
     kinds = {"lookup": PromptLookupDrafter, "suffix": SuffixDrafter}
     if tree is None:
         return kinds[name](num_draft_tokens)

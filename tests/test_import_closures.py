@@ -12,7 +12,7 @@ ROOT = Path(specdec.__file__).parents[1]
 MOST = {
     "specdec.drafters.eagle": 46,
     "specdec.drafters.mtp.drafter": 51,
-    "specdec.drafters.mask_token.drafter": 51,
+    "specdec.drafters.mask_token.drafter": 52,
     "specdec.targets.target": 40,
     "specdec.generator": 76,
 }

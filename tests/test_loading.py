@@ -138,7 +138,10 @@ def test_what_names_nothing_is_told(name, mine, monkeypatch):
     ("name", "options", "message"),
     [
         ("none", {"num_draft_tokens": 4}, "num_draft_tokens belongs to a drafter; there is none"),
-        ("lookup", {"proposal": "argmax"}, "proposal belongs to drafters with probabilities"),
+        ("lookup", {"proposal": "argmax"}, "proposal belongs to drafters with weights"),
+        ("lookup", {"visible": "4+508"}, "visible belongs to drafters with weights"),
+        ("self:64", {"visible": "4+508"}, "self:1024 for instance; leave out tree and visible"),
+        ("zoo:eagle3", {"visible": "4x508"}, 'visible must be like "4+508", the first 4 and'),
         ("lookup", {"tree": Tree(7, 3)}, "pass a multiple of 3 nodes, 6x3 for instance"),
         ("suffix", {"tree": TREE}, "suffix drafts chains"),
         ("lookahead:5", {}, "lookahead is lookahead:W,N,G, lookahead:5,4,5 for instance, got '5'"),

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from specdec.arguments import check_integer
+from specdec.drafters.settable import Settable
 from specdec.samplers.noise import Drawing
 from specdec.types import Context, Draft, FeatureLayer
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from specdec.targets.target import Target
 
 
-class Drafter(nn.Module, ABC):
+class Drafter(Settable, nn.Module, ABC):
     """A drafter holds weights only; everything that changes lives in a state that the loop owns.
 
     The loop calls `prefill` over the prompt, chunk by chunk, and then `propose` once per step; it

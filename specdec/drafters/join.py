@@ -18,6 +18,7 @@ from specdec.arguments import check_integer
 from specdec.drafters.base import Drafter
 from specdec.drafters.check import check_drafter, check_state
 from specdec.drafters.lookup import PromptLookupDrafter
+from specdec.drafters.settable import OF_LOGITS
 from specdec.drafters.verified import Verified
 from specdec.drafters.wrapped import context_of, learn_of
 from specdec.graphs.tree import shared
@@ -25,6 +26,7 @@ from specdec.samplers.noise import Drawing
 from specdec.types import PAD_TOKEN, Context, Draft
 
 if TYPE_CHECKING:
+    from specdec.targets.prompt_inputs import PromptInputs
     from specdec.targets.target import Target
 
 
@@ -36,8 +38,21 @@ class JoinedState:
     lengths: tuple[int, ...] = shared()
 
 
+@dataclass(frozen=True, eq=False)
+class _JoinedPrompts:
+    """What each drafter reads of prompts that are more than ids."""
+
+    parts: tuple[PromptInputs | None, ...]
+
+    def filled_to(self, batch_size: int) -> _JoinedPrompts:
+        """With rows that no drafter reads, as `PromptInputs.filled_to`."""
+        return _JoinedPrompts(tuple(part and part.filled_to(batch_size) for part in self.parts))
+
+
 class _Joined(Drafter):
     """What drafters of chains declare, read and learn together."""
+
+    _not_set = OF_LOGITS
 
     def __init__(self, *drafters: Drafter):
         super().__init__()
@@ -110,10 +125,19 @@ class _Joined(Drafter):
         parts = [check_state(d, batch_size, max_length, **sizes) for d in self.drafters]
         return JoinedState(tuple(parts), tuple(d.num_draft_tokens for d in self.drafters))
 
+    def read_prompts(self, prompts: PromptInputs, read: Any) -> Any:
+        """What each drafter reads."""
+        parts = tuple(drafter.read_prompts(prompts, read) for drafter in self.drafters)
+        return None if parts.count(None) == len(parts) else _JoinedPrompts(parts)
+
     def prefill(self, context: Context, state: JoinedState) -> None:
-        """Every drafter reads the new tokens."""
-        for drafter, part in zip(self.drafters, state.parts, strict=True):
-            drafter.prefill(context_of(drafter, context, self.feature_layers), part)
+        """Every drafter reads the new tokens, and of prompts that are more what is its own."""
+        chunk, count = context.prompt, len(self.drafters)
+        parts = (None,) * count if chunk is None else chunk.inputs.parts
+        for drafter, part, inputs in zip(self.drafters, state.parts, parts, strict=True):
+            prompt = inputs and replace(chunk, inputs=inputs)
+            own = context_of(drafter, replace(context, prompt=prompt), self.feature_layers)
+            drafter.prefill(own, part)
 
     def _draft(self, drafter: Drafter, context: Context, state: Any, drawing: Drawing) -> Draft:
         """Of one of the drafters: accepted drafts of the others are new to it."""

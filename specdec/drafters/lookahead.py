@@ -15,6 +15,7 @@ from torch import Tensor
 from specdec.arguments import check_integer
 from specdec.drafters.base import Drafter
 from specdec.drafters.lookup_tree import are_alike
+from specdec.drafters.settable import OF_LOGITS
 from specdec.drafters.verified import Verified
 from specdec.samplers.noise import Drawing
 from specdec.types import Context, Draft
@@ -79,6 +80,8 @@ class LookaheadDrafter(Drafter):
     """
 
     reads_outcome = True
+    _not_set = OF_LOGITS
+    _set_once = ("window", "ngram", "guesses")
 
     def __init__(
         self, window: int = 15, ngram: int = 5, guesses: int = 15, *, pool_size: int = 8192

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdec.arguments import check_integer
 from specdec.drafters.base import Drafter, check_num_draft_tokens
+from specdec.drafters.settable import OF_LOGITS
 from specdec.hf.special_ids import placeholders
 from specdec.samplers.noise import Drawing
 from specdec.slots.cache import SlotCache
@@ -71,6 +72,9 @@ class PromptLookupDrafter(Drafter):
     github.com/apoorvumang/prompt-lookup-decoding.
     """
 
+    _not_set = OF_LOGITS
+    _set_once = ("num_continuations",)
+
     def __init__(
         self,
         num_draft_tokens: int = 8,
@@ -95,7 +99,12 @@ class PromptLookupDrafter(Drafter):
             self.tree_depth = num_draft_tokens // num_continuations
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
-        """Fits every target: it has no weights."""
+        """Fits every target: it has no weights. Raises ValueError for more nodes than its
+        continuations have.
+        """
+        if self.tree_depth is not None:
+            most, advice = self.num_continuations * self.tree_depth, "make a new one for more"
+            check_integer("num_draft_tokens", self.num_draft_tokens, 0, most, advice=advice)
 
     def check_target(self, target: Target) -> None:
         """Notes which ids stand for pictures and sound: what they stand for is not the same twice,

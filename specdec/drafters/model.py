@@ -104,6 +104,8 @@ class ModelDrafter(TreeDrafter):
     Reference: Leviathan et al., arXiv:2211.17192, section 2; Chen et al., arXiv:2302.01318.
     """
 
+    _set_once = ("model",)
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -124,11 +126,6 @@ class ModelDrafter(TreeDrafter):
         if tree is not None:
             self._slot_model.check_trees()
         self.model, self.visible = self._slot_model.model, visible
-        if visible is not None:
-            from specdec.drafters.visible import check_layers, near_of
-
-            near_of(visible)
-            check_layers(self._slot_model.route, type(self.model).__name__, "leave out visible=")
         if self._slot_model.reads_source:
             own = self._slot_model.own_inputs
             self.row_inputs = tuple(f"{OF_DRAFT}{name}" for name in own)
@@ -136,6 +133,12 @@ class ModelDrafter(TreeDrafter):
         if vocabulary is not None:
             own = torch.cat([vocabulary.draft_ids, vocabulary.readable])
             _check_ids("draft model", own, self._slot_model.vocab_size)
+
+    def _check_visible(self, visible: Visible) -> None:
+        from specdec.drafters.visible import check_layers
+
+        super()._check_visible(visible)
+        check_layers(self._slot_model.route, type(self.model).__name__, "leave out visible=")
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Raises ValueError for another vocabulary or another device, naming both sides, and for a

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from specdec.drafters.base import Drafter
+from specdec.drafters.settable import OF_LOGITS
 from specdec.samplers.noise import Drawing
 from specdec.types import Context, Draft
 
@@ -23,6 +24,7 @@ class NoDrafter(Drafter):
     """
 
     num_draft_tokens = 0
+    _not_set = OF_LOGITS
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Fits every target."""

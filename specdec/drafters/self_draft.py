@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer, check_placement, shown
-from specdec.drafters.base import Drafter, check_num_draft_tokens
+from specdec.drafters.base import check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
+from specdec.drafters.tree_drafter import LogitsDrafter
 from specdec.drafters.visible import (
     Recent,
     Visible,
@@ -26,7 +28,7 @@ from specdec.targets.text import TargetText
 from specdec.types import Context, Draft, Queries
 
 
-class SelfDrafter(Drafter):
+class SelfDrafter(LogitsDrafter):
     """Drafts with the target itself, behind the text, over the target's own keys and values: with a
     part of the text, with some of the layers, with cheaper weights, or with all of these.
 
@@ -66,6 +68,8 @@ class SelfDrafter(Drafter):
     """
 
     reads_target = True
+    _not_set = ("tree", "draft_temperature")
+    _set_once = ("layers",)
 
     def __init__(
         self,
@@ -83,8 +87,7 @@ class SelfDrafter(Drafter):
         self.proposal = Proposal(proposal, draft_temperature)
         target = target if isinstance(target, Target) else Target(target)
         target.check_reads_ahead()
-        self.layers, self.visible = _layers_that_run(target, layers), visible
-        self._target = target
+        self.layers, self._target = _layers_that_run(target, layers), target
         self._runs, self.model = target, None
         if model is not None:
             self._runs = Target(model, edits=target.edits)
@@ -92,11 +95,31 @@ class SelfDrafter(Drafter):
             _check_same(self._runs, target, "model is the same architecture with other weights")
         if self.layers is not None:
             self._runs = self._runs.part(self.layers)
-        if visible is not None:
-            _check_visible(target, visible)
-        if visible is not None and visible.top:
-            full = (i for i in self._shapes if target.layer_windows.get(i) is None)
-            self.feature_layers = tuple(map(Queries, full))
+        self.visible = visible
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Reads the queries that `visible` needs."""
+        super().__setattr__(name, value)
+        if name == "visible":
+            windows = self._target.layer_windows
+            full = (i for i in self._shapes if windows.get(i) is None)
+            self.feature_layers = tuple(map(Queries, full)) if value and value.top else ()
+
+    def _check_visible(self, visible: Visible) -> None:
+        """Raises an error if a table of slots cannot express the visible positions."""
+        target, name = self._target, type(self._target.model).__name__
+        check_visible(visible)
+        check_layers(target.route, name, "use layers= or model=")
+        if visible.top and target.route.attention is None:
+            raise ValueError(
+                f"{name} does not call HF's attention interface, so its queries are not known; use "
+                "Sinks and Recent"
+            )
+        if visible.top and getattr(target.config, "kv_lora_rank", None):
+            raise ValueError(
+                f"{name} stores latents in place of keys, with which no query can be multiplied; "
+                "use Sinks and Recent"
+            )
 
     @property
     def _shapes(self) -> dict:
@@ -119,7 +142,7 @@ class SelfDrafter(Drafter):
         if self.model is not None:
             _check_same(self._runs, self._target, "cast both to one data type")
         if self.visible is not None:
-            _check_visible(self._target, self.visible)
+            self._check_visible(self.visible)
 
     def check_target(self, target: Target) -> None:
         """Raises ValueError for another target than that which the drafter was made with."""
@@ -215,23 +238,6 @@ def _layers_that_run(target: Target, layers: int | Sequence[int] | None) -> tupl
             "may have chosen, so none can be left out; use visible= or model="
         )
     return found
-
-
-def _check_visible(target: Target, visible: Visible) -> None:
-    """Raises an error if a table of slots cannot express the visible positions."""
-    name = type(target.model).__name__
-    check_visible(visible)
-    check_layers(target.route, name, "use layers= or model=")
-    if visible.top and target.route.attention is None:
-        raise ValueError(
-            f"{name} does not call HF's attention interface, so its queries are not known; use "
-            "Sinks and Recent"
-        )
-    if visible.top and getattr(target.config, "kv_lora_rank", None):
-        raise ValueError(
-            f"{name} stores latents in place of keys, with which no query can be multiplied; use "
-            "Sinks and Recent"
-        )
 
 
 def _check_same(model: Target, target: Target, advice: str) -> None:

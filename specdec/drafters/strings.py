@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from specdec.arguments import check_number, check_placement
 from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.lookup import remember
+from specdec.drafters.settable import OF_LOGITS
 from specdec.samplers.noise import Drawing
 from specdec.slots.cache import SlotCache, narrowed
 from specdec.targets.slot_model import SlotModel
@@ -82,6 +83,9 @@ class StringDrafter(Drafter):
 
     Reference: Timor et al., arXiv:2502.05202, string-level exact match (SLEM).
     """
+
+    _not_set = OF_LOGITS
+    _set_once = ("model",)
 
     def __init__(
         self,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from specdec.arguments import check_integer, shown
 from specdec.drafters.base import Drafter
+from specdec.drafters.proposal import Proposal
 
 if TYPE_CHECKING:
     from specdec.drafters.tree import Tree
@@ -28,14 +30,37 @@ def shape_of(shape: Tree | str | None) -> Tree | None:
     return Paths.of(shape.removesuffix(" paths"))
 
 
-class TreeDrafter(Drafter):
+class LogitsDrafter(Drafter):
+    """A drafter whose `proposal` and `visible` may be set, for the next call on."""
+
+    visible: Visible | None = None
+    _not_set = ("draft_temperature",)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Checks what is set."""
+        if name == "proposal" and not isinstance(value, Proposal):
+            raise TypeError(f"set proposal=Proposal({value!r}), got {shown(value)}")
+        if name == "visible" and value is not None:
+            self._check_visible(value)
+        super().__setattr__(name, value)
+
+    def _check_visible(self, visible: Visible) -> None:
+        """Raises an error for what it cannot be shown."""
+        from specdec.drafters.visible import near_of
+
+        near_of(visible)
+
+
+class TreeDrafter(LogitsDrafter):
     """A drafter of chains, or of trees where it is made with one."""
 
     drafts_trees: ClassVar[bool] = True
-    visible: Visible | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Reads a tree as `shape_of` does, checks it, and takes over its sizes."""
+        if name == "num_draft_tokens" and (tree := vars(self).get("tree")) is not None:
+            advice = "set tree for another shape"
+            check_integer(name, value, 0, tree.nodes, advice=advice)
         if name != "tree":
             return super().__setattr__(name, value)
         tree, own = shape_of(value), type(self).__name__

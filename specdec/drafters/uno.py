@@ -18,6 +18,7 @@ from specdec.drafters.proposal import Kind
 from specdec.drafters.self_draft import SelfDrafter
 from specdec.drafters.tree import Tree, TreePlan
 from specdec.drafters.tree_drafter import TreeDrafter
+from specdec.drafters.visible import Visible
 from specdec.graphs.tree import shared
 from specdec.lab.show.text import one_line
 from specdec.samplers.noise import Drawing, StepNoise
@@ -71,6 +72,8 @@ class UnoDrafter(TreeDrafter, SelfDrafter):
     Reference: Sahoo et al., arXiv:2609.04010.
     """
 
+    _not_set = ("draft_temperature",)
+
     def __init__(
         self,
         target: Target | PreTrainedModel,
@@ -93,6 +96,9 @@ class UnoDrafter(TreeDrafter, SelfDrafter):
         self.model = self._runs.model
         self._try()
         self.tree = tree
+
+    def _check_visible(self, visible: Visible) -> None:
+        raise ValueError("UnoDrafter reads all of a text; SelfDrafter(target, visible=) a part")
 
     @torch.inference_mode()
     def _try(self) -> None:

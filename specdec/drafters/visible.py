@@ -154,6 +154,28 @@ def draft_cache(count: int) -> Visible:
     return Sinks(4) + Recent(check_integer("the draft cache", count, 5) - 4)
 
 
+def visible_of(shown: Visible | str | None) -> Visible | None:
+    """What is visible as users write it in commands and studies: "4+508" for `Sinks(4) +
+    Recent(508)`, "512" for `Recent(512)`, "all" for `None`.
+
+    Raises:
+        ValueError: another text.
+
+    Example:
+        >>> visible_of("4+508")
+        Visible(sinks=4, top=0, recent=508)
+    """
+    if not isinstance(shown, str):
+        return shown
+    sizes = shown.split("+")
+    if shown != "all" and (len(sizes) > 2 or not all(size.isdecimal() for size in sizes)):
+        raise ValueError(
+            'visible must be like "4+508", the first 4 and the last 508 tokens, "512", the last '
+            f'512, or "all", got {shown!r}'
+        )
+    return None if shown == "all" else Visible(*map(int, sizes[:-1]), recent=int(sizes[-1]))
+
+
 def attention_scores(query: Tensor, keys: Tensor, lengths: Tensor) -> Tensor:
     """How much attention one query of each row pays to each slot, by head of keys.
 

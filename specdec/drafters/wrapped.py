@@ -15,8 +15,7 @@ from torch import Tensor
 from specdec.arguments import shown
 from specdec.drafters.base import Drafter
 from specdec.drafters.check import check_drafter, check_state
-from specdec.drafters.proposal import Proposal
-from specdec.drafters.tree import Tree
+from specdec.drafters.settable import OF_LOGITS
 from specdec.drafters.verified import Verified
 from specdec.samplers.noise import Drawing
 from specdec.torch_names import CHILDREN, children_of
@@ -39,6 +38,17 @@ class _OfInner:
         return self if wrapper is None else getattr(wrapper.inner, self._name)
 
 
+class _SetOnInner(_OfInner):
+    """One that is set on the inner drafter, too."""
+
+    def __set__(self, wrapper: WrappedDrafter, value: Any) -> None:
+        inner, name = wrapper.inner, self._name
+        if not hasattr(inner, name):
+            own = type(inner).__name__
+            raise ValueError(f"{own}.{name} would have no effect; {OF_LOGITS[name]}")
+        setattr(inner, name, value)
+
+
 @dataclass(eq=False)
 class WrappedState:
     """The inner drafter's state. A subclass with a state of its own adds fields."""
@@ -59,7 +69,8 @@ class WrappedDrafter(Drafter):
         inner: the drafter that drafts.
 
     Attributes:
-        inner: the same. Setting `num_draft_tokens`, `proposal` or `tree` sets the inner drafter's.
+        inner: the same. Setting `num_draft_tokens`, `proposal`, `tree` or `visible` sets the inner
+            drafter's.
 
     Raises:
         TypeError: something else than a drafter.
@@ -83,6 +94,11 @@ class WrappedDrafter(Drafter):
     reads_outcome = _OfInner()
     extra_slots = _OfInner()
     has_memory = _OfInner()
+    num_draft_tokens = _SetOnInner()
+    proposal = _SetOnInner()
+    tree = _SetOnInner()
+    visible = _SetOnInner()
+    _not_set = ("draft_temperature",)
 
     def __init__(self, inner: Drafter):
         super().__init__()
@@ -94,33 +110,6 @@ class WrappedDrafter(Drafter):
         check_drafter(inner)
         self.inner = inner
         self._widths: list[int] | None = None  # of the features of each layer
-
-    @property
-    def num_draft_tokens(self) -> int:
-        """The inner drafter's."""
-        return self.inner.num_draft_tokens
-
-    @num_draft_tokens.setter
-    def num_draft_tokens(self, number: int) -> None:
-        self.inner.num_draft_tokens = number
-
-    @property
-    def proposal(self) -> Proposal:
-        """The inner drafter's, if it has logits."""
-        return self.inner.proposal
-
-    @proposal.setter
-    def proposal(self, proposal: Proposal) -> None:
-        self.inner.proposal = proposal
-
-    @property
-    def tree(self) -> Tree | None:
-        """The inner drafter's, if it can draft trees."""
-        return self.inner.tree
-
-    @tree.setter
-    def tree(self, tree: Tree | str | None) -> None:
-        self.inner.tree = tree
 
     def __copy__(self) -> WrappedDrafter:
         """Over the same weights, with sizes of its own: around a copy of the inner drafter."""

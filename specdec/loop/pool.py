@@ -9,6 +9,7 @@ from dataclasses import is_dataclass
 from typing import Literal
 
 from specdec.drafters.base import Drafter
+from specdec.drafters.proposal import Proposal
 from specdec.graphs.tree import modules_of, weight_addresses
 from specdec.loop.state import Parts, Signature, bucket_of_rows
 from specdec.loop.storage import Storage
@@ -156,4 +157,7 @@ def _frozen_values(parts: Parts, captures: bool) -> tuple:
     dtypes = sorted(map(str, {weight.dtype for weight in weights if weight is not None}))
     owners = parts.target.model, parts.drafter, parts.sampler
     addresses = weight_addresses(*owners) if captures else ()
-    return parts.target.route, *models, *addresses, *dtypes, *map(repr, kept)
+    # Themselves, since another function may come to stand at the address that a text shows.
+    functions = [value for _, value in settings if callable(value)]
+    functions += [value.edit for _, value in kept if isinstance(value, Proposal)]
+    return parts.target.route, *models, *addresses, *dtypes, *map(repr, kept), *functions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from specdec.arguments import shown
+from specdec.drafters.base import Drafter
 from specdec.loop.host import Generation
 from specdec.targets import Target
 
@@ -29,3 +30,11 @@ def check_hooks(target: Target, generation: Generation) -> None:
             "hooks of the target were registered or removed after this generation was "
             "started, whose steps are captured without them; start another one"
         )
+
+
+def refuse_features(target: Target, drafter: Drafter) -> NoReturn:
+    """Raises `ValueError` for a drafter that was set to read other features since it was joined."""
+    raise ValueError(
+        f"{type(drafter).__name__} reads the features {drafter.feature_layers}, and the generator "
+        f"was made for {target.feature_layers}; make a new SpeculativeGenerator"
+    )

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from specdec import Proposal, SpeculativeGenerator, zoo
 from specdec.checkpoints.families import FAMILIES
+from specdec.drafters import Visible
 from specdec.lab.cli import main
 
 TARGET, HEAD = str(zoo.WEIGHTS_DIR / "target"), str(zoo.WEIGHTS_DIR / "eagle3")
@@ -321,14 +322,15 @@ def test_how_a_drafter_draws_is_an_option(head, monkeypatch, capsys):
     made, start = [], SpeculativeGenerator.generate
 
     def generate(self, *args, **kwargs):
-        made.append(self.drafter.proposal)
+        made.append((self.drafter.proposal, self.drafter.visible))
         return start(self, *args, **kwargs)
 
     monkeypatch.setattr(SpeculativeGenerator, "generate", generate)
     command = ["generate", "--target", "zoo", "--drafter", head, "--temperature", "1", *PROMPT]
-    for options in ("--seed 3", "--proposal argmax", "--draft-temperature 0.5"):
+    for options in ("--seed 3", "--proposal argmax", "--draft-temperature 0.5 --visible 4+20"):
         assert main([*command, *options.split()]) == 0
-    assert made == [Proposal(), Proposal("argmax"), Proposal("sample", 0.5)]
+    seen = Visible(sinks=4, recent=20)
+    assert made == [(Proposal(), None), (Proposal("argmax"), None), (Proposal("sample", 0.5), seen)]
     assert "seed 3" in capsys.readouterr().out
     assert "draft_temperature must be" in refused(capsys, *command, "--draft-temperature", "0")
 

@@ -56,6 +56,30 @@ class Wrapped(WrappedDrafter):
         return super().propose(context, state, drawing.with_edit(self.edit))
 
 
+class Doubles:
+    """A function; all of its kind are printed alike, as two at one address after each other are."""
+
+    def __repr__(self):
+        return "Doubles()"
+
+    def __call__(self, logits):
+        return logits * 2
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_step_that_was_captured_with_one_edit_is_not_replayed_for_another(is_wrapped):
+    drafter = Wrapped(make("model"), None) if is_wrapped else make("model")
+    generator = SpeculativeGenerator(MODEL, drafter, graphs=True)
+    for count in (1, 2):
+        if is_wrapped:
+            drafter.edit = Doubles()
+        else:
+            drafter.proposal = Proposal(edit=Doubles())
+        for _ in range(2):
+            generator.generate(torch.tensor(PROMPTS[:1]), max_new_tokens=4)
+            assert len(list(generator._storages)) == count
+
+
 @torch.no_grad()
 def draft_of(drafter, logits_filter):
     loop, state = loop_of(drafter, PROMPTS), fresh_state(drafter, 3)

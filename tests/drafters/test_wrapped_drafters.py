@@ -35,10 +35,13 @@ from specdec import (
     ModelDrafter,
     PromptLookupDrafter,
     Proposal,
+    Recent,
+    Sinks,
     SpeculativeGenerator,
     Tree,
     WrappedDrafter,
 )
+from specdec.drafters.join import _Joined
 from specdec.lab.evaluation.sweep import with_draft_length
 from specdec.samplers import GBVSampler
 from specdec.settings import differences
@@ -240,6 +243,85 @@ def test_a_wrapper_is_joined_like_any_drafter():
         for wrap in (lambda drafter: drafter, WrappedDrafter)
     ]
     assert found[0] == found[1]
+
+
+def kinds(base=Drafter):
+    """All drafters of the package."""
+    own = [kind for kind in base.__subclasses__() if kind.__module__.startswith("specdec.")]
+    return {kind for each in own for kind in (each, *kinds(each))}
+
+
+def holds_drafters(kind):
+    hints = (each.annotation for each in inspect.signature(kind.__init__).parameters.values())
+    return "Drafter" in hints and not inspect.isabstract(kind)
+
+
+@pytest.mark.parametrize("kind", sorted(filter(holds_drafters, kinds()), key=lambda k: k.__name__))
+def test_a_wrapper_hands_on_all_that_a_drafter_may_be_asked(kind):
+    """Whatever `Drafter` has, a wrapper has of its own; joins are of chains."""
+    wrapper = kind(*[make("eagle3"), make("lookup")][: 1 + (kind is not WrappedDrafter)])
+    asked = {name for name in {**vars(Drafter), **Drafter.__annotations__} if name[0] != "_"}
+    assert {"read_prompts", "num_draft_tokens", "learn"} <= asked
+    parts = [vars(part) for part in kind.__mro__[: kind.__mro__.index(Drafter)]]
+    own = set().union(vars(wrapper), *parts)
+    assert asked - own == ({"tree_depth"} if isinstance(wrapper, _Joined) else set())
+
+
+LATER = [
+    (name, setting)
+    for name in ("lookup", "suffix", "lookup or eagle3", "self, recent", "eagle3", "medusa")
+    for setting in ("proposal", "tree", "visible", "draft_temperature")
+]
+
+
+@pytest.mark.parametrize(("name", "setting"), LATER)
+def test_what_is_set_later_takes_effect_or_is_refused(name, setting):
+    """On a drafter, and on one around it: what is read again is what was set."""
+    values = {"proposal": Proposal("argmax"), "tree": None, "visible": Sinks(1) + Recent(2)}
+    value, drafters = values.get(setting, 0.7), [make(name), WrappedDrafter(make(name))]
+    has_logits = name in ("self, recent", "eagle3", "medusa")
+    has_it = has_logits and setting != "draft_temperature"
+    has_it &= (name, setting) not in {("self, recent", "tree"), ("medusa", "visible")}
+    for drafter in drafters:
+        if has_it:
+            setattr(drafter, setting, value)
+            inner = drafter.inner if drafter is drafters[1] else drafter
+            assert getattr(drafter, setting) is getattr(inner, setting) is value
+        else:
+            with pytest.raises(ValueError, match=r"no effect|keeps no keys"):
+                setattr(drafter, setting, value)
+    if setting == "proposal" and has_it:
+        with refused("set proposal=Proposal('argmax')"):
+            drafters[1].proposal = "argmax"
+
+
+BUILT_OF = [
+    ("lookup, tree", "num_continuations", 3, "make a new PromptLookupDrafter with another"),
+    ("model", "model", MODEL, "make a new ModelDrafter with another"),
+    ("self, recent", "layers", (0,), "make a new SelfDrafter with another"),
+    ("lookahead", "window", 5, "make a new LookaheadDrafter with another"),
+    ("model, tree", "num_draft_tokens", 7, "num_draft_tokens must be .. set tree for another"),
+]
+
+
+@pytest.mark.parametrize(("name", "setting", "value", "message"), BUILT_OF)
+def test_what_a_drafter_is_built_of_cannot_be_set(name, setting, value, message):
+    drafter = LookaheadDrafter(3, 3, 3) if name == "lookahead" else make(name)
+    with refused(message):
+        setattr(drafter, setting, value)
+
+
+def test_a_generator_keeps_its_parts_and_a_lookup_its_continuations():
+    generator = SpeculativeGenerator(own_target(), make("lookup, tree"))
+    values = {"drafter": "lookup", "sampler": "block", "graphs": True, "draft_length": "auto"}
+    for name, value in values.items():
+        with refused(f"is built of its {name}; make a new SpeculativeGenerator"):
+            setattr(generator, name, value)
+    with refused("kept_bytes would have no effect; pass it to SpeculativeGenerator()"):
+        generator.kept_bytes = 0
+    generator.drafter.num_draft_tokens = 8
+    with refused("num_draft_tokens must be .. make a new one for more"):
+        generator.start(IDS, MASK, max_new_tokens=3)
 
 
 class Listens(WrappedDrafter):

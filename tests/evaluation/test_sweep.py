@@ -16,7 +16,9 @@ from drafting import perturbed
 from specdec import (
     ModelDrafter,
     PromptLookupDrafter,
+    Recent,
     RejectionSampler,
+    Sinks,
     SpeculativeGenerator,
     Tree,
     evaluate,
@@ -26,6 +28,7 @@ from specdec.lab.evaluation import Evaluation, Study, difference, sweep
 from specdec.lab.evaluation.cells import StudyFolder, axes_of, file_of, places_of
 from specdec.lab.evaluation.study_table import _best_of_columns, ranked
 from specdec.lab.evaluation.sweep import _short_names, read_study
+from specdec.loading import load_drafter
 
 ROOT = Path(__file__).parents[2]
 TARGET = build("llama")
@@ -133,6 +136,24 @@ def test_proposals_are_of_drafters_that_take_them_and_of_sampled_text():
         "edit": None,
         "temperature": 0.5,
     }
+
+
+def test_what_drafters_see_is_varied_for_those_that_have_keys_and_values():
+    """In greedy cells, too; a lookup sees all of a text in any case."""
+    study = sweep(
+        "zoo",
+        ["def main(argv):\n    return argv"] * 2,
+        drafters=["zoo:model", "lookup"],
+        drafts=[3],
+        vary={"visible": ["all", "1+2", "3"]},
+        **OPTIONS,
+    )
+    assert [line["same_as"] for line in study.records()] == [None] * 4 + [3, 3]
+    drafters = [run.about["run"]["drafter"] for run in study.runs]
+    seen = [drafter.get("visible") for drafter in drafters]
+    assert [each and (each["sinks"], each["recent"]) for each in seen[:3]] == [None, (1, 2), (0, 3)]
+    expected = load_drafter("zoo:model", zoo.load_target(), 3, visible=Sinks(1) + Recent(2))
+    assert drafters[1].items() >= expected.settings().items()
 
 
 def test_a_drafter_that_takes_no_proposal_has_one_rule_beside_one_that_does():
@@ -436,6 +457,8 @@ REFUSED = [
     ({"vary": {"draft": [1]}}, r"draft is varied by drafts=\[...\], not in vary"),
     ({"proposals": ["argmax"]}, "proposals goes into vary: vary={'proposal': "),
     ({"draft_temperature": 0.5}, "draft_temperature goes into vary"),
+    ({"vary": {"visible": ["4-508"]}}, "visible must be like .4.508., the first 4"),
+    ({"visible": "4+508"}, "visible goes into vary"),
     ({"samplers": ["blok"]}, "sampler must be"),
     ({"rounds": 0}, "rounds"),
     (

@@ -26,6 +26,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec import (
     EagleDrafter,
+    ExtendedDrafter,
+    FirstMatch,
     ModelDrafter,
     PromptLookupDrafter,
     SelfDrafter,
@@ -52,6 +54,7 @@ def eagle(model, **options):
     return EagleDrafter(informed(model, head_for(model, **WIDE)), model, **options)
 
 
+NEVER = PromptLookupDrafter(1, max_ngram=50, min_ngram=50)
 DRAFTERS = {
     "nobody": lambda model: None,
     "lookup": lambda model: PromptLookupDrafter(4),
@@ -61,6 +64,7 @@ DRAFTERS = {
     "the model": lambda model: ModelDrafter(model, 3),
     "itself": lambda model: SelfDrafter(model, 3),
     "eagle3": lambda model: eagle(model, num_draft_tokens=3),
+    "joined": lambda model: FirstMatch(NEVER, ExtendedDrafter(ModelDrafter(model, 3), NEVER)),
     "wrapped": lambda model: WrappedDrafter(eagle(model, num_draft_tokens=3)),
     "eagle3, tree": lambda model: eagle(model, num_draft_tokens=TREE.nodes, tree=TREE),
 }
@@ -99,7 +103,7 @@ def test_text_is_that_of_hf_for_each_row_alone(name, drafter):
         result = generator.generate(**prompts(name, rows), max_new_tokens=NUM_NEW)
         assert new_tokens(name, rows, result.sequences) == expected(name, rows)
     # Over the keys and values of the pictures, and by a draft model that reads them, too.
-    if drafter == "itself" or (drafter == "the model" and name not in BOTH_WAYS):
+    if drafter == "itself" or (drafter in ("the model", "joined") and name not in BOTH_WAYS):
         assert result.stats.acceptance_rate == 1
 
 

@@ -95,10 +95,11 @@ class HeadDrafter(TreeDrafter):
         self.borrowed = borrow(head.config, model_of(target))
         self._check_draft_length()
         self.visible = visible
-        if visible is not None:
-            from specdec.drafters.head.check import check_visible
 
-            check_visible(self, visible)
+    def _check_visible(self, visible: Visible) -> None:
+        from specdec.drafters.head.check import check_visible
+
+        check_visible(self, visible)
 
     def _check_head(self, head: nn.Module) -> None:
         """Raises an error unless the module is a head of this design with weights."""
@@ -157,7 +158,8 @@ class HeadDrafter(TreeDrafter):
     ) -> tuple[str, ...]:
         """Writes a head as other engines read it, one of your own by its `family`; Args, Returns
         and Raises as `checkpoints.export.save_head`. The default `verifier` is where the target was
-        loaded from.
+        loaded from. Files hold weights and structure: `proposal`, `draft_temperature`, `tree`,
+        `visible` and K are given to `from_pretrained` again.
         """
         return files.checkpoints("drafter").save(self, folder, layout, verifier)
 

@@ -110,6 +110,10 @@ class Parts:
     tree: TreeSize = None
     proposal: Annotated[Literal["sample", "argmax"] | None, Option(help="default: sample")] = None
     draft_temperature: Annotated[float | None, Option(help="default: the target's")] = None
+    visible: Annotated[
+        str | None,
+        Option(metavar="N+M", help="first and last tokens that drafters see; default: all"),
+    ] = None
     sampler: Annotated[str, Option(metavar="NAME", help=SAMPLER)] = "auto"
     target_weight: Annotated[float | None, Option(help="of the ensemble; default: 0.9")] = None
     dtype: DType = "auto"
@@ -131,7 +135,7 @@ class Parts:
         if k is tree is None and name != "none":
             k = 4
         drawing = {"proposal": self.proposal, "draft_temperature": self.draft_temperature}
-        make = find_drafter(name, k, tree=tree, **drawing)
+        make = find_drafter(name, k, tree=tree, visible=self.visible, **drawing)
         sampler = load_sampler(self.sampler, target_weight=self.target_weight)
         place = {"dtype": self.dtype, "device": local_device(self.device)}
         model, tokenizer = load_target(target, **place)

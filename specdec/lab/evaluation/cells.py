@@ -18,8 +18,10 @@ from specdec.lab.show.text import draft_size
 Cell = dict[str, Any]
 """The value of every axis: `drafter`, `draft`, `sampler`, `temperature` and what was varied."""
 DRAWING = ("proposal", "draft_temperature")
+"""How a drafter draws, which has no effect where the temperature is 0."""
+OF_DRAFTER = (*DRAWING, "visible")
 """Varied options that go to the drafter; all others go to `generate`."""
-CHOICES = ("drafter", "draft", "sampler", *DRAWING)
+CHOICES = ("drafter", "draft", "sampler", *OF_DRAFTER)
 """Axes of what is chosen; the others say under which conditions, and cells of other conditions are
 not ranked against each other.
 """

@@ -23,10 +23,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from specdec import processes
 from specdec.arguments import check_choice, check_integer, shown
 from specdec.drafters import Drafter, NoDrafter
+from specdec.drafters.visible import visible_of
 from specdec.generator import SpeculativeGenerator
 from specdec.hf.generation import FILTERS
 from specdec.lab.evaluation.batches import batches_of, device_id
-from specdec.lab.evaluation.cells import CHOICES, DRAWING, Cell, StudyFolder, file_of, without_idle
+from specdec.lab.evaluation.cells import (
+    CHOICES,
+    DRAWING,
+    OF_DRAFTER,
+    Cell,
+    StudyFolder,
+    file_of,
+    without_idle,
+)
 from specdec.lab.evaluation.hf_generate import HFGenerate
 from specdec.lab.evaluation.markers import alone
 from specdec.lab.evaluation.pictures import tokenizer_of
@@ -93,7 +102,8 @@ def sweep(
         temperatures: 0 is greedy.
         vary: further options, each with the values that it takes: of `evaluate` or `generate`,
             `{"top_p": [0.9, 1.0], "batch_size": [1, 8]}`; of drafters `"proposal"` (`"sample"`,
-            `"argmax"`) and `"draft_temperature"`, for those that can be made with each.
+            `"argmax"`), `"draft_temperature"` and `"visible"` (`"all"`, `"4+508"` for `Sinks(4) +
+            Recent(508)`), for those that can be made with each.
         tokenizer: of a target that is a model; for prompts with pictures of files its processor.
         dtype, device: of a target that is a name. Each of several processes takes its own GPU.
         limit: so many first prompts.
@@ -283,16 +293,19 @@ class _Bench:
         """The cell without what has no effect in it: cells of one rule generate the same."""
         parts, rule = (cell["drafter"], cell["draft"]), dict(cell)
         is_way = isinstance(self._drafters[cell["drafter"]], WAYS)
-        drafter, sampler = self._drafter(*parts), self._samplers[cell["sampler"]]
+        seen = _of_drafter(cell, ("visible",))
+        seen = seen if self._takes(cell, seen) else {}
+        drafter, sampler = self._drafter(*parts, **seen), self._samplers[cell["sampler"]]
         if not drafter.num_draft_tokens:
             rule["draft"] = 0
         is_greedy = cell["temperature"] == 0
         if is_greedy:
             rule |= dict.fromkeys(_OF_SAMPLING & rule.keys())
-        drawing = _drawing(cell) if not is_greedy and self._takes(cell) else {}
+        drawing = _of_drafter(cell, DRAWING)
+        drawing = drawing if not is_greedy and self._takes(cell, drawing) else {}
         if drawing.get("proposal") == "argmax":  # the same at every temperature
             drawing.pop("draft_temperature", None)
-        rule = {name: v for name, v in rule.items() if name not in DRAWING} | drawing
+        rule = {n: v for n, v in rule.items() if n not in OF_DRAFTER} | drawing | seen
         if is_way:
             is_any = True
         elif is_greedy:  # what equals the target's own token is accepted, see `accept_greedily`
@@ -300,7 +313,7 @@ class _Bench:
             is_any = all(getattr(type(sampler), m) is getattr(Sampler, m) for m in methods)
         else:
             is_any = type(sampler) in (BlockSampler, RejectionSampler)
-            is_any &= drafter.tree_depth is None and not self._draws(*parts, **_drawing(rule))
+            is_any &= drafter.tree_depth is None and not self._draws(*parts, **_of_drafter(rule))
         return rule | ({"sampler": None} if is_any else {})
 
     def run(self, rule: Cell) -> Run:
@@ -311,7 +324,7 @@ class _Bench:
         return Run(generator, self._prompts, self._plan(rule), self._tokenizer, self._team)
 
     def _joined(self, rule: Cell) -> SpeculativeGenerator:
-        drafter = self._drafter(rule["drafter"], rule["draft"] or None, **_drawing(rule))
+        drafter = self._drafter(rule["drafter"], rule["draft"] or None, **_of_drafter(rule))
         sampler = "block" if rule["sampler"] is None else self._samplers[rule["sampler"]]
         return SpeculativeGenerator(self._target, drafter, sampler)
 
@@ -338,13 +351,13 @@ class _Bench:
         options = {**_size(draft), **drawing, "tokenizer": tokenizer_of(self._tokenizer)}
         return load_drafter(given, self._target, **options)
 
-    def _takes(self, cell: Cell) -> bool:
-        """Whether the drafter can be made with the cell's proposal and draft temperature."""
+    def _takes(self, cell: Cell, options: dict[str, Any]) -> bool:
+        """Whether the cell's drafter can be made with some options."""
         given = self._drafters[cell["drafter"]]
         if isinstance(given, (Drafter, *WAYS)) or given in (None, "none"):
             return False
         try:
-            find_drafter(given, **_size(cell["draft"]), **_drawing(cell))
+            find_drafter(given, **_size(cell["draft"]), **options)
         except ValueError:
             return False
         return True
@@ -364,9 +377,9 @@ def _size(draft: int | str | None) -> dict[str, Any]:
     return {"tree" if isinstance(draft, str) else "num_draft_tokens": draft}
 
 
-def _drawing(cell: Cell) -> dict[str, Any]:
-    """How a cell's drafter is to draw, where the cell says it."""
-    return {name: cell[name] for name in DRAWING if cell.get(name) is not None}
+def _of_drafter(cell: Cell, names: Sequence[str] = OF_DRAFTER) -> dict[str, Any]:
+    """Those of a drafter's options that a cell gives it."""
+    return {name: cell[name] for name in names if cell.get(name) not in (None, "all")}
 
 
 def _resized(
@@ -424,10 +437,10 @@ def _check_names(options: Mapping[str, Any], vary: Mapping[str, Any]) -> None:
     for axis in ("drafter", "draft", "sampler", "temperature"):
         if axis in vary:
             raise TypeError(f"{axis} is varied by {axis}s=[...], not in vary")
-    for name in DRAWING:
+    for name in OF_DRAFTER:
         for given in {name, f"{name}s"} & options.keys():
             raise TypeError(f"{given} goes into vary: vary={{{name!r}: [...]}}")
-    for name in (options.keys() | vary.keys() - set(DRAWING)) - known:
+    for name in (options.keys() | vary.keys() - set(OF_DRAFTER)) - known:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f": did you mean {close[0]!r}?" if close else ""
         if name in ("tree", "trees"):
@@ -442,6 +455,7 @@ def _refuse_early(
     for cell in cells:
         made, draft = drafters[cell["drafter"]], cell["draft"]
         check_choice("a value of proposal", cell.get("proposal"), ("sample", "argmax", None))
+        visible_of(cell.get("visible"))
         if not isinstance(made, (Drafter, *WAYS)) and made not in (None, "none"):
             find_drafter(made, **_size(draft))
         if isinstance(draft, str) and not samplers[cell["sampler"]].takes_trees:
