@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdec.arguments import check_integer
-
 
 @dataclass(frozen=True, eq=False)
 class RowStep:
@@ -86,26 +84,8 @@ class RowStep:
         for values in (self.new_tokens, *self.outputs.values()):
             del values[count:]
 
-    @classmethod
-    def from_saved(cls, saved: list) -> RowStep:
-        """The step whose fields a file holds, in their order."""
-        drafted, accepted, new, *tree = saved
-        parents, path = tree or (None, None)
-        step = cls(drafted, accepted, new, parents, path)
-        for token in [*drafted, *new]:
-            check_integer("a token", token, 0)
-        check_integer("num_accepted", accepted, 0, len(drafted))
-        is_cut = 1 <= len(new) <= accepted + 1
-        along = [drafted[node] for node in step.path]
-        if not is_cut or new[:accepted] != along[: min(accepted, len(new))]:
-            raise ValueError(
-                f"new_tokens must be the {accepted} accepted tokens and one more, or a beginning "
-                f"of these, got {new} after the draft {drafted}"
-            )
-        return step
-
     def saved(self) -> list:
-        """Its fields for a file, those of a tree only where it is one."""
+        """Its fields for a file, those of a tree only where it is one; `read_step` reads them."""
         fields = [self.draft_tokens, self.num_accepted, self.new_tokens, self.parents, self.path]
         return fields[: 3 if self.is_chain else 5]
 

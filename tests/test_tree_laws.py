@@ -22,6 +22,7 @@ from specdec.graphs.rows import map_tensors
 from specdec.kernels.verify.tree import verify_tree
 from specdec.lab.certificates.sampler.enumeration import find_flips
 from specdec.lab.certificates.sampler.problems import FILTERS, Problems, random_problems
+from specdec.lab.trace.saved_step import read_step
 from specdec.loop.step import check_verdict
 from specdec.row_step import RowStep
 from specdec.samplers import LogitsFilter, Noise
@@ -209,9 +210,9 @@ def test_a_shape_that_was_left_out_is_that_of_a_chain_whatever_is_replaced_besid
     assert replace(step, num_accepted=2, path=None).path == [0, 1]
     shorter = replace(step, draft_tokens=[5, 6], parents=None)
     assert shorter.saved() == [[5, 6], 1, [5, 9]]
-    assert RowStep.from_saved(step.saved()).is_chain
+    assert read_step(step.saved()).is_chain
     branches = replace(step, parents=[-1, -1, 0], path=[0])
-    assert RowStep.from_saved(branches.saved()).parents == [-1, -1, 0]
+    assert read_step(branches.saved()).parents == [-1, -1, 0]
 
 
 def test_the_path_through_a_tree_is_named_and_that_of_a_chain_may_be():

@@ -60,7 +60,7 @@ def count_lines(function: Callable[[], Any]) -> dict[str, tuple[int, int]]:
 
 
 MOST_FILES_OF_A_STEP, MOST_CALLS_OF_A_STEP = 28, 284
-MOST_LINES, LEAST_SHARE = 2_605, 0.53
+MOST_LINES, LEAST_SHARE = 2_600, 0.53
 """Lines of code of the files that a call enters, and the share of them that runs."""
 NOT_NEEDED = {f"loop/{name}.py" for name in ("replay", "processors", "tracer", "check")}
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from specdec.arguments import check_integer, check_number
 from specdec.lab.evaluation.shared_file import SharedFile
+from specdec.lab.trace.saved_step import read_step
 from specdec.row_step import RowStep
 
 
@@ -71,7 +72,7 @@ class EvaluatedBatch:
     def from_dict(cls, saved: dict[str, Any]) -> EvaluatedBatch:
         """Reads what `to_dict` wrote; `KeyError`, `TypeError` or `ValueError` for wrong numbers."""
         rows = [
-            EvaluatedRow(**{**row, "steps": [RowStep.from_saved(step) for step in row["steps"]]})
+            EvaluatedRow(**{**row, "steps": [read_step(step) for step in row["steps"]]})
             for row in saved["rows"]
         ]
         check_integer("batch", saved["batch"], 0)

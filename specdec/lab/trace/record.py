@@ -18,6 +18,7 @@ from specdec.atomic import replacing, write_text
 from specdec.jsonl import naming_line, read_lines
 from specdec.lab.show.table import need
 from specdec.lab.trace.page import page_of
+from specdec.lab.trace.saved_step import read_step
 from specdec.row_step import RowStep
 from specdec.tree_shape import depths_of
 
@@ -294,7 +295,7 @@ class Trace(Sequence):
         """Reads the next step of a row, as a line of a file."""
         row = check_integer("row", line.pop("row"), 0, len(self.prompts) - 1)
         names = _OF_STEP if "parents" in line else _OF_STEP[:3]
-        step = RowStep.from_saved([line.pop(name) for name in names])
+        step = read_step([line.pop(name) for name in names])
         numbers = StepNumbers(**line)
         numbers.check_fit(step)
         steps = self.steps[row]
