@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Literal
 
 from specdec.drafters.base import Drafter
-from specdec.drafters.proposal import Proposal
 from specdec.graphs.tree import modules_of, weight_addresses
 from specdec.loop.state import Parts, Signature, bucket_of_rows
 from specdec.loop.storage import Storage
@@ -158,6 +157,7 @@ def _frozen_values(parts: Parts, captures: bool) -> tuple:
     owners = parts.target.model, parts.drafter, parts.sampler
     addresses = weight_addresses(*owners) if captures else ()
     # Themselves, since another function may come to stand at the address that a text shows.
-    functions = [value for _, value in settings if callable(value)]
-    functions += [value.edit for _, value in kept if isinstance(value, Proposal)]
+    records = [value for _, value in kept if is_dataclass(value)]
+    held = [getattr(record, f.name, None) for record in records for f in fields(record)]
+    functions = [value for value in (*(v for _, v in settings), *held) if callable(value)]
     return parts.target.route, *models, *addresses, *dtypes, *map(repr, kept), *functions
