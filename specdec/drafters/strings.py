@@ -244,7 +244,7 @@ class _Strings:
 
     def tail(self, ids: list[int]) -> list[int]:
         """The last ids, from the beginning of a character on: where bytes stand in for characters,
-        one that is not whole makes all bytes beside it unknown.
+        decoders replace all bytes beside a character that was cut.
         """
         ends = (ids[-LOOKBEHIND - n :] for n in range(4))
         return next((e for e in ends if not self.decode(e).startswith(UNKNOWN)), ids[-LOOKBEHIND:])
